@@ -1,0 +1,1 @@
+"""The services: gateway, scheduler, worker, and the command line that starts them."""

@@ -1,0 +1,1 @@
+"""What every service shares: the pure core, the messages, the bus and the runtime."""

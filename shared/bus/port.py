@@ -85,7 +85,7 @@ class Bus(Protocol):
         """Delete all entries up to and including an id."""
 
     async def enqueue(self, stream: str, data: Sequence[bytes], *, bound: int | None) -> tuple[EntryId, ...] | None:
-        """Append all to the waiting line, or none and return None if it would then hold more than ``bound`` entries."""
+        """Append all to the waiting line; or none, and return None, if it would then hold more than ``bound``."""
 
     async def read_end(self, stream: str, cursor: EntryId) -> EntryId:
         """Return the last id the stream ever gave if nothing stands after the cursor, else the cursor."""
@@ -112,7 +112,7 @@ class Bus(Protocol):
         """Give a lease back, if it is ours."""
 
     async def lead(self, lease: Lease, write: LeaderWrite) -> None:
-        """Publish in one atomic step, each entry only if its stream exists. Raises `LeaseLost`, then nothing was done."""
+        """Publish in one atomic step, each entry only if its stream exists. Raises `LeaseLost`: nothing was done."""
 
     async def put(self, key: str, data: bytes) -> None:
         """Store a value for good."""

@@ -76,7 +76,7 @@ class Bus(Protocol):
         """Append in order, in one pipeline, each only if its stream exists; then trim a stream through an id."""
 
     async def read(self, cursors: Mapping[str, EntryId], *, block_s: float, count: int = 256) -> list[Entry]:
-        """Append all to the waiting line; or none, and return None, if it would hold more than ``bound``."""
+        """Return entries after each cursor, at most ``count`` per stream; wait up to ``block_s`` for the first.
 
         Streams may be missing. One call at a time and caller: reading has a connection of its own.
         """

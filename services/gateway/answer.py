@@ -1,0 +1,126 @@
+"""One answer and which of its tokens are accepted (DESIGN §4). Pure: no I/O, no clock.
+
+A gateway takes tokens of the present attempt, from the first worker heard in it, without a gap. Everything else is
+dropped, or says that the answer has to be asked for again.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.ids import EntryId, GatewayId, RequestId, WorkerId, entry_key
+from shared.protocol.messages import Finish, Sampling, SubmitRequest, TokenRow
+
+FRUITLESS_ATTEMPTS = 3
+"""Attempts in a row without a new token after which a request is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a worker: the same in every attempt."""
+
+    request: RequestId
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    ignore_eos: bool
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The new tokens of a row, perhaps none, and whether the answer ends with them."""
+
+    token_ids: tuple[int, ...] = ()
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The present attempt is lost."""
+
+    why: Literal["gap", "two workers", "not held"]
+
+
+class Answer:
+    """The tokens of one answer and the position of its present attempt."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.output_ids: list[int] = []
+        self.attempt = 1
+        self.worker: WorkerId | None = None
+        self.is_sent = False
+        """Whether the present attempt is written, or being written."""
+        self.entry: EntryId | None = None
+        """Where the present attempt stands in ``requests``, once that is known."""
+        self.arrival = EntryId("")
+        """Where the first attempt stood: the place in line, for ever."""
+        self._fruitless = 0
+        self._tokens_before_attempt = 0
+
+    def submission(self, gateway: GatewayId) -> SubmitRequest:
+        """Return the present attempt as a message: nothing that was accepted is asked for twice."""
+        wanted = self.wanted
+        return SubmitRequest(
+            request=wanted.request,
+            attempt=self.attempt,
+            gateway=gateway,
+            prompt_ids=wanted.prompt_ids,
+            max_tokens=wanted.max_tokens,
+            sampling=wanted.sampling,
+            output_ids=tuple(self.output_ids),
+            arrival=self.arrival,
+            ignore_eos=wanted.ignore_eos,
+        )
+
+    def submitted(self, attempt: int, entry: EntryId) -> None:
+        """Note where an attempt stands in the waiting line."""
+        self.arrival = self.arrival or entry
+        if attempt == self.attempt:
+            self.entry = entry
+
+    def accept(self, worker: WorkerId, row: TokenRow) -> Accepted | Lost:
+        """Return only what is new; `Lost` when the answer has to be asked for again."""
+        if row.attempt != self.attempt:
+            return Accepted()
+        if self.worker not in {None, worker}:
+            return Lost("two workers")
+        have = len(self.output_ids)
+        if row.first_index > have:
+            return Lost("gap")
+        self.worker = worker
+        if row.first_index + len(row.token_ids) < have:
+            return Accepted()
+        new = row.token_ids[have - row.first_index :]
+        self.output_ids += new
+        return Accepted(new, row.finish)
+
+    def is_missing(self, read_to: EntryId, held_attempt: int | None) -> bool:
+        """Say whether the leader, who has read that far and holds that attempt, no longer knows of this one."""
+        if self.entry is None or held_attempt == self.attempt:
+            return False
+        return entry_key(self.entry) <= entry_key(read_to)
+
+    def complete(self) -> Finish | None:
+        """Return how the accepted tokens end the answer by themselves, if they do."""
+        if not self.wanted.ignore_eos and self.output_ids and self.output_ids[-1] in self.wanted.eos_ids:
+            return "stop"
+        return "length" if len(self.output_ids) >= self.wanted.max_tokens else None
+
+    def try_again(self, *, blameless: bool = False) -> bool:
+        """Begin the next attempt; False if the last three in a row brought no token.
+
+        A blameless loss (the gateway itself was declared dead) does not count.
+        """
+        if len(self.output_ids) > self._tokens_before_attempt:
+            self._fruitless = 0
+        elif not blameless:
+            self._fruitless += 1
+        if self._fruitless >= FRUITLESS_ATTEMPTS:
+            return False
+        self.attempt += 1
+        self._tokens_before_attempt = len(self.output_ids)
+        self.worker = None
+        self.is_sent = False
+        self.entry = None
+        return True

@@ -1,0 +1,124 @@
+"""A body, checked and made ready for a worker. Pure: the draw of a seed is passed in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.bodies import INT64_MAX, INT64_MIN, ChatBody, CompletionBody, GenerationBody
+from services.gateway.tokenizer import ModelTokenizer
+from shared.errors import InvalidParameter, PromptTooLong
+from shared.protocol.messages import Sampling
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 1024
+COMPLETION_MAX_TOKENS = 16
+"""What a completion gets that does not say how much it wants; a chat gets all there is room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long an answer may get: ``asked`` by the client, else ``default``; with the prompt at most ``served``."""
+
+    asked: int | None
+    default: int | None
+    served: int
+    param: str
+
+    def max_tokens(self, prompt_tokens: int) -> int:
+        """Return the tokens that the answer may have. Raises PromptTooLong with both numbers."""
+        room = self.served - prompt_tokens
+        wanted = self.asked if self.asked is not None else 1
+        if wanted > room:
+            raise PromptTooLong(
+                f"this model's maximum context length is {self.served} tokens, but you requested "
+                f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} for the answer)",
+                param=self.param,
+            )
+        return self.asked if self.asked is not None else min(room, self.default or room)
+
+
+def check(body: GenerationBody) -> None:
+    """Raise InvalidParameter for what the types alone do not say."""
+    if body.n != 1:
+        raise InvalidParameter("n: only one answer per request is served (n must be 1)", param="n")
+    if body.seed is not None and not INT64_MIN <= body.seed <= INT64_MAX:
+        raise InvalidParameter("seed: it must fit into 64 bits", param="seed")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidParameter("stream_options: only allowed when stream is true", param="stream_options")
+    stops_of(body)
+
+
+def stops_of(body: GenerationBody) -> tuple[str, ...]:
+    """Return the stop strings. Raises InvalidParameter: too many, empty, too long."""
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stops) > MAX_STOPS:
+        raise InvalidParameter(f"stop: at most {MAX_STOPS} strings", param="stop")
+    if not all(stops):
+        raise InvalidParameter("stop: a stop string cannot be empty", param="stop")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise InvalidParameter(f"stop: at most {MAX_STOP_CHARACTERS} characters each", param="stop")
+    return stops
+
+
+def sampling_of(body: GenerationBody, defaults: Sampling, drawn_seed: int) -> Sampling:
+    """Return how tokens are drawn: as the request says, else as the model's generation config says."""
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    return Sampling(
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        top_k=max(0, top_k),
+        seed=drawn_seed if body.seed is None else body.seed,
+    )
+
+
+def limits_of(body: ChatBody | CompletionBody, length_served: int) -> Limits:
+    """Return how long the answer may get."""
+    if isinstance(body, CompletionBody):
+        return Limits(body.max_tokens, COMPLETION_MAX_TOKENS, length_served, "prompt")
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return Limits(asked, None, length_served, "messages")
+
+
+def prompt_ids_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer) -> tuple[int, ...]:
+    """Return the tokens of the prompt. Raises InvalidParameter: empty, of the wrong type, not in the vocabulary."""
+    if isinstance(body, ChatBody):
+        return _not_empty(tokenizer.encode_chat(chat_of(body)), "messages")
+    prompt = body.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return _not_empty(tokenizer.encode(prompt), "prompt")
+    return _checked_ids(prompt, tokenizer.vocabulary)
+
+
+def chat_of(body: ChatBody) -> list[dict[str, Any]]:
+    """Return the messages as templates expect them: content as one string, ``developer`` by its older name."""
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "\n".join(part.text for part in message.content),
+            **({"name": message.name} if message.name is not None else {}),
+        }
+        for message in body.messages
+    ]
+
+
+def _not_empty(token_ids: tuple[int, ...], param: str) -> tuple[int, ...]:
+    if not token_ids:
+        raise InvalidParameter(f"{param}: the prompt is empty", param=param)
+    return token_ids
+
+
+def _checked_ids(prompt: Sequence[Any], vocabulary: int) -> tuple[int, ...]:
+    if any(isinstance(one, str | list) for one in prompt) and len(prompt) > 1:
+        raise InvalidParameter("prompt: one prompt per request is served", param="prompt")
+    for token_id in prompt:
+        if not isinstance(token_id, int) or isinstance(token_id, bool):
+            raise InvalidParameter("prompt: expected a string or a list of token ids", param="prompt")
+        if not 0 <= token_id < vocabulary:
+            raise InvalidParameter(
+                f"prompt: token id {token_id} is not in the vocabulary of {vocabulary} tokens", param="prompt"
+            )
+    return _not_empty(tuple(prompt), "prompt")

@@ -1,0 +1,189 @@
+"""Bodies of requests as types, and what else OpenAI's and vLLM's clients may name as long as it asks for nothing.
+
+Nothing is ever ignored: a field that we do not know, or that asks for what we do not have, is refused by its name.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import InvalidParameter
+
+MAX_NAME_CHARACTERS = 64
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+Tokens = Annotated[int, Meta(ge=1)]
+
+
+class UnsupportedParameter(InvalidParameter):
+    """A field asks for something that is not served here."""
+
+    code = "unsupported_parameter"
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream also carries. The last two only shape what is sent along: accepted, usage comes at the end."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both ways to generate take."""
+
+    model: str
+    max_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = 1
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True):
+    """One turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Tokens | None = None
+
+
+class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of /v1/completions. The prompt is checked by hand: its types cannot be told apart by a schema."""
+
+    prompt: str | list[Any]
+
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields that are known but not served, and the values of them that ask for nothing; ``null`` always does."""
+
+_Body = TypeVar("_Body", bound=GenerationBody)
+
+
+def read_body(kind: type[_Body], data: bytes) -> _Body:
+    """Return the body. Raises InvalidParameter that names the field."""
+    try:
+        plain = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidParameter(f"the body is not valid JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise InvalidParameter(f"the body must be a JSON object, not {_json_type(plain)}")
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    wanted = {name: _without_nulls(value) for name, value in plain.items() if _is_wanted(name, value, known)}
+    try:
+        return msgspec.convert(wanted, kind)
+    except msgspec.ValidationError as error:
+        raise _named(error) from error
+
+
+def _is_wanted(name: str, value: object, known: set[str]) -> bool:
+    """Say whether a field has to be read; False if it asks for nothing. Raises if it asks for what we do not have."""
+    if name in known:
+        return value is not None
+    if name not in NEUTRAL:
+        raise UnsupportedParameter(f"unknown field {_short(name)}", param=_short(name))
+    if value is None or any(value == neutral and type(value) in _types_of(neutral) for neutral in NEUTRAL[name]):
+        return False
+    raise UnsupportedParameter(f"{name} is not supported here with this value", param=name)
+
+
+def _types_of(neutral: object) -> tuple[type, ...]:
+    """Return the JSON types that may stand for a value: 0 and 0.0 are the same number, False is none."""
+    is_number = isinstance(neutral, int) and not isinstance(neutral, bool)
+    return (int, float) if is_number else (type(neutral),)
+
+
+def _without_nulls(value: object) -> object:
+    """Drop null fields of objects at any depth of a list: null means the default."""
+    if isinstance(value, dict):
+        return {name: inner for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) if isinstance(inner, dict) else inner for inner in value]
+    return value
+
+
+def _named(error: msgspec.ValidationError) -> InvalidParameter:
+    """Return msgspec's sentence with the field that it speaks of."""
+    sentence, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
+    if "`" in sentence and (sentence.startswith(("Object missing required", "Object contains unknown"))):
+        field = f"{field}.{sentence.split('`')[1]}".lstrip(".")
+    sentence = sentence.replace(" | null`", "`")
+    return InvalidParameter(f"{field}: {sentence}" if field else sentence, param=field or None)
+
+
+def _json_type(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}…"

@@ -1,0 +1,88 @@
+"""What the HTTP side of a gateway works with: one request in, one answer out."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+import structlog
+
+from services.gateway.answer import Answer, Wanted
+from services.gateway.asked import check, limits_of, prompt_ids_of, sampling_of, stops_of
+from services.gateway.bodies import ChatBody, CompletionBody
+from services.gateway.metrics import Metrics, Reason
+from services.gateway.ongoing import News, Ongoing
+from services.gateway.owed import Owed
+from services.gateway.pool import Pool
+from services.gateway.tokenizer import AnswerText
+from shared.errors import NotServing, RequestRejected, UnknownModel
+from shared.ids import RequestId
+from shared.runtime.clock import Clock
+
+FIRST_NEWS_S = 10.0
+"""A stream's status line goes out with its first token or error, at the latest after so long."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Takes requests in and keeps count of how they end."""
+
+    model: str
+    created: int
+    pool: Pool
+    owed: Owed
+    metrics: Metrics
+    clock: Clock
+
+    async def take_in(self, body: ChatBody | CompletionBody, request: RequestId, started_s: float) -> Ongoing:
+        """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
+        check(body)
+        if body.model != self.model:
+            raise UnknownModel(f"the model {body.model[:256]!r} does not exist here", param="model")
+        tokenizer = self.pool.serving(self.clock())
+        # In a thread: a prompt of megabytes takes seconds, and the others' tokens must not wait for it.
+        prompt_ids = await asyncio.to_thread(prompt_ids_of, body, tokenizer)
+        max_tokens = limits_of(body, self.pool.length_served).max_tokens(len(prompt_ids))
+        sampling = sampling_of(body, tokenizer.defaults, secrets.randbits(63))
+        wanted = Wanted(request, prompt_ids, max_tokens, sampling, body.ignore_eos, tokenizer.eos_ids)
+        text = AnswerText(tokenizer.detokenizer(), stops_of(body))
+        self.pool.serving(self.clock())  # the drain may have begun meanwhile
+        return Ongoing(Answer(wanted), text, started_s=started_s)
+
+    async def first_news(self, ongoing: Ongoing) -> News | None:
+        """Wait for the first token; None if it takes long. Raises the error that the request ended with."""
+        try:
+            async with asyncio.timeout(FIRST_NEWS_S):
+                news = await ongoing.news()
+        except TimeoutError:
+            if not ongoing.answer.arrival:
+                raise NotServing("the request could not be put in line") from None
+            return None
+        if news.error is not None:
+            raise news.error
+        return news
+
+    def close(self, ongoing: Ongoing, http_id: str) -> None:
+        """Nobody waits for this answer any more: stop what still runs for it, count it, log it."""
+        wanted = ongoing.answer.wanted
+        self.owed.abandon(wanted.request)
+        reason = _reason(ongoing)
+        self.metrics.finished(reason)
+        ttft_s = None if ongoing.first_token_s is None else round(ongoing.first_token_s - ongoing.started_s, 6)
+        log.info(
+            "request_finished",
+            request=wanted.request,
+            http_id=http_id,
+            tokens=ongoing.completion_tokens,
+            prompt_tokens=len(wanted.prompt_ids),
+            ttft_s=ttft_s,
+            reason=reason,
+        )
+
+
+def _reason(ongoing: Ongoing) -> Reason:
+    if ongoing.error is not None:
+        never_in_line = not ongoing.answer.arrival
+        return "rejected" if never_in_line or isinstance(ongoing.error, RequestRejected) else "error"
+    return ongoing.finish or "abort"

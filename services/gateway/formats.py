@@ -1,0 +1,202 @@
+"""What is sent to clients: OpenAI's objects for chats and completions, whole or in chunks."""
+
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+FinishReason = Literal["stop", "length"]
+
+
+class CachedTokens(Struct, frozen=True):
+    """How many tokens of the prompt did not have to be computed."""
+
+    cached_tokens: int = 0
+
+
+class Usage(Struct, frozen=True):
+    """What a request cost."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens = CachedTokens()
+
+
+class _Message(Struct, frozen=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class _ChatChoice(Struct, frozen=True):
+    message: _Message
+    finish_reason: FinishReason
+    index: int = 0
+    logprobs: None = None
+
+
+class _Delta(Struct, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class _ChunkChoice(Struct, frozen=True):
+    delta: _Delta
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class _TextChoice(Struct, frozen=True):
+    text: str
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class _Answer(Struct, frozen=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[_ChatChoice | _ChunkChoice | _TextChoice, ...] | tuple[()]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Head(Struct, frozen=True):
+    """What every chunk of one answer repeats. ``has_usage``: the client asked for a usage chunk at the end."""
+
+    id: str
+    created: int
+    model: str
+    has_usage: bool
+
+
+class Format(Protocol):
+    """How one endpoint writes answers. Every method returns JSON."""
+
+    def first(self, head: Head) -> list[bytes]:
+        """Return what goes out with the first token, before its text."""
+
+    def piece(self, head: Head, text: str) -> bytes:
+        """Return a chunk of text."""
+
+    def last(self, head: Head, finish: FinishReason) -> bytes:
+        """Return the chunk that says why the answer ends."""
+
+    def usage(self, head: Head, usage: Usage) -> bytes:
+        """Return the chunk after the last: no choices, only the usage."""
+
+    def whole(self, head: Head, text: str, finish: FinishReason, usage: Usage) -> bytes:
+        """Return the answer in one piece."""
+
+
+class ChatFormat:
+    """/v1/chat/completions."""
+
+    def first(self, head: Head) -> list[bytes]:
+        """Return the chunk that names the role."""
+        return [self._chunk(head, _ChunkChoice(_Delta(role="assistant", content="")))]
+
+    def piece(self, head: Head, text: str) -> bytes:
+        """Return a chunk of text."""
+        return self._chunk(head, _ChunkChoice(_Delta(content=text)))
+
+    def last(self, head: Head, finish: FinishReason) -> bytes:
+        """Return an empty delta with the reason."""
+        return self._chunk(head, _ChunkChoice(_Delta(), finish))
+
+    def usage(self, head: Head, usage: Usage) -> bytes:
+        """Return the chunk after the last."""
+        return _json(_Answer(head.id, "chat.completion.chunk", head.created, head.model, (), usage))
+
+    def whole(self, head: Head, text: str, finish: FinishReason, usage: Usage) -> bytes:
+        """Return the answer in one piece."""
+        choice = _ChatChoice(_Message(text), finish)
+        return _json(_Answer(head.id, "chat.completion", head.created, head.model, (choice,), usage))
+
+    def _chunk(self, head: Head, choice: _ChunkChoice) -> bytes:
+        usage = None if head.has_usage else UNSET
+        return _json(_Answer(head.id, "chat.completion.chunk", head.created, head.model, (choice,), usage))
+
+
+class CompletionFormat:
+    """/v1/completions: the same object, whole or in chunks."""
+
+    def first(self, head: Head) -> list[bytes]:  # noqa: ARG002 - the port's signature; here no role has to be named
+        """Return nothing."""
+        return []
+
+    def piece(self, head: Head, text: str) -> bytes:
+        """Return a chunk of text."""
+        return self._chunk(head, _TextChoice(text))
+
+    def last(self, head: Head, finish: FinishReason) -> bytes:
+        """Return an empty text with the reason."""
+        return self._chunk(head, _TextChoice("", finish))
+
+    def usage(self, head: Head, usage: Usage) -> bytes:
+        """Return the chunk after the last."""
+        return _json(_Answer(head.id, "text_completion", head.created, head.model, (), usage))
+
+    def whole(self, head: Head, text: str, finish: FinishReason, usage: Usage) -> bytes:
+        """Return the answer in one piece."""
+        choice = _TextChoice(text, finish)
+        return _json(_Answer(head.id, "text_completion", head.created, head.model, (choice,), usage))
+
+    def _chunk(self, head: Head, choice: _TextChoice) -> bytes:
+        usage = None if head.has_usage else UNSET
+        return _json(_Answer(head.id, "text_completion", head.created, head.model, (choice,), usage))
+
+
+class Model(Struct, frozen=True):
+    """A model as /v1/models lists it."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int | None
+    object: Literal["model"] = "model"
+    owned_by: str = "slipstream"
+
+
+class ModelList(Struct, frozen=True):
+    """The answer of /v1/models."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class Ready(Struct, frozen=True):
+    """The answer of /ready."""
+
+    ready: bool
+    reason: str | None = None
+
+
+class ErrorBody(Struct, frozen=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(Struct, frozen=True):
+    """How every error is sent, as an HTTP answer or as an event of a stream."""
+
+    error: ErrorBody
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def _json(value: Struct) -> bytes:
+    return _encoder.encode(value)
+
+
+def to_json(value: Struct) -> bytes:
+    """Return the JSON of one of these objects."""
+    return _json(value)

@@ -1,0 +1,64 @@
+"""The lives of one gateway process: an id, a heartbeat, a stream; declared dead, it goes on under a new id."""
+
+import asyncio
+
+import structlog
+
+from services.gateway.reader import Reader
+from services.gateway.writer import Writer
+from shared.bus.port import Bus, Part
+from shared.errors import BusUnavailable, DeclaredDead
+from shared.ids import GatewayId
+from shared.protocol import names
+from shared.runtime.part import Identity, keep_beating, registration
+
+RETRY_S = 0.2
+
+log = structlog.get_logger()
+
+
+class Lives:
+    """Runs one life after the other. Clients stay; whatever is owed is submitted again under the new id."""
+
+    def __init__(self, bus: Bus, model: str, writer: Writer, reader: Reader) -> None:
+        self._bus = bus
+        self._model = model
+        self._writer = writer
+        self._reader = reader
+        self._identity = Identity("gateway")
+        self._part: Part | None = None
+
+    async def run(self) -> None:
+        """Live until cancelled."""
+        while True:
+            await self._begin()
+            try:
+                await self._live()
+            except* DeclaredDead as dead:
+                log.warning("declared_dead", part=self._part and self._part.id, error=str(dead.exceptions[0]))
+
+    async def leave(self) -> None:
+        """Take this gateway off the list, with its stream."""
+        if self._part is not None:
+            await self._bus.leave(self._part)
+
+    async def _begin(self) -> None:
+        gateway = GatewayId(self._identity.next_life())
+        stream = names.tokens(gateway)
+        while True:
+            try:
+                await self._bus.make_stream(stream)
+                break
+            except BusUnavailable as error:
+                log.warning("stream_not_made", stream=stream, error=str(error))
+                await asyncio.sleep(RETRY_S)
+        self._part = Part(gateway, names.members("gateway", self._model), (stream,))
+        self._writer.gateway = gateway
+        self._writer.owed.submit_all_again()
+        log.info("registered", part=gateway, model=self._model)
+
+    async def _live(self) -> None:
+        assert self._part is not None, "a life begins before it is lived"  # noqa: S101 - a bug, not input
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keep_beating(self._bus, self._part, registration("gateway", self._model)))
+            tasks.create_task(self._reader.run(GatewayId(self._part.id)))

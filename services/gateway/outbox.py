@@ -1,0 +1,64 @@
+"""What is still to be written to ``requests``, in order."""
+
+import asyncio
+from dataclasses import dataclass
+
+from shared.ids import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Write the present attempt of a request: the message is made when it is written, so it is never out of date."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End an attempt and all below it."""
+
+    request: RequestId
+    attempt: int
+
+
+Order = Submit | Cancel
+
+
+class Outbox:
+    """An ordered set. Bounded by the requests there are: one submission and one cancellation of each."""
+
+    def __init__(self) -> None:
+        self._orders: dict[tuple[type, RequestId], Order] = {}
+        self._filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def submit(self, request: RequestId) -> None:
+        """Write the present attempt of a request, once."""
+        self._orders.setdefault((Submit, request), Submit(request))
+        self._filled.set()
+
+    def cancel(self, request: RequestId, attempt: int) -> None:
+        """Cancel an attempt; a submission that still waits here goes."""
+        self._orders.pop((Submit, request), None)
+        self._orders[(Cancel, request)] = Cancel(request, attempt)
+        self._filled.set()
+
+    def forget(self, request: RequestId) -> None:
+        """Take back a submission that waits here, if there is one."""
+        self._orders.pop((Submit, request), None)
+
+    async def take(self) -> Order:
+        """Wait for an order and remove the oldest."""
+        while not self._orders:
+            self._filled.clear()
+            await self._filled.wait()
+        return self._orders.pop(next(iter(self._orders)))
+
+    def put_back(self, order: Order) -> None:
+        """Make an order the first again that could not be carried out, unless a newer one has taken its place."""
+        key = (type(order), order.request)
+        if key not in self._orders:
+            self._orders = {key: order, **self._orders}
+            self._filled.set()

@@ -1,0 +1,23 @@
+"""Server-sent events: one constructor call, one way to write an event, one to end."""
+
+from aiohttp_sse import EventSourceResponse
+
+SEND_TIMEOUT_S = 30.0
+"""A client that takes nothing for so long is dropped; until then its text waits in one piece, not in a queue."""
+
+
+class EventStream:
+    """The response of a stream. Its status line goes out with `begin`."""
+
+    def __init__(self, *, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
+        # sep: clients written by hand split on a bare newline; allow_all_methods: POST is refused by default
+        self.response = EventSourceResponse(sep="\n", allow_all_methods=True, send_timeout=send_timeout_s)
+
+    async def send(self, *events: bytes) -> None:
+        """Write events. Raises ConnectionError or TimeoutError when the client is gone or takes nothing."""
+        for event in events:
+            await self.response.send(event.decode())
+
+    async def done(self) -> None:
+        """Write the end mark."""
+        await self.response.send("[DONE]")

@@ -1,0 +1,119 @@
+"""The tokenizer side of the model: text to tokens, chat to text, tokens to text. No torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from services.gateway.stops import StopMatcher
+from shared.errors import InvalidParameter
+from shared.protocol.messages import Sampling, TokenizerFiles
+
+_render: Callable[..., Any] = render_jinja_template  # its annotations deny both the pair it returns and its keywords
+
+
+class ModelTokenizer:
+    """What the gateway knows of the model. Frozen: a running answer keeps the one that it began with."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._tokenizer = Tokenizer.from_buffer(files.tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._template = files.chat_template
+        self._special_tokens = dict(files.special_tokens)
+        self.eos_ids = frozenset(files.eos_ids)
+        self.defaults: Sampling = files.defaults
+        self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of plain text, with what the model wants around every text (a BOS, for some)."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+        """Return the tokens of a chat, ready for the answer. The template alone decides about special tokens."""
+        return tuple(self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """Return the chat as the model's own template writes it. Raises InvalidParameter if the template refuses it."""
+        if self._template is None:
+            raise InvalidParameter("this model has no chat template: use /v1/completions", param="messages")
+        try:
+            rendered, _ = _render(
+                [list(messages)], chat_template=self._template, add_generation_prompt=True, **self._special_tokens
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidParameter(f"the chat template refuses these messages: {error}", param="messages") from error
+        return str(rendered[0])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def detokenizer(self) -> "Detokenizer":
+        """Return a detokenizer for one answer."""
+        return Detokenizer(self._tokenizer)
+
+
+class Detokenizer:
+    """Tokens to text, one by one. No piece ends within a character; the pieces together are the whole text decoded."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._shown: list[int] = []
+        """The tokens behind the last piece: how the next ones are decoded may depend on them."""
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes, often none."""
+        self._pending.append(token_id)
+        try:
+            piece = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # noqa: BLE001 - the binding raises bare Exception for its InvalidPrefix
+            return self._restart()
+        if piece is None:
+            return ""
+        self._shown, self._pending = self._pending, []
+        return piece
+
+    def end(self) -> str:
+        """Return what is left: a character that was cut off reads as U+FFFD, as when all is decoded at once."""
+        tail = self._text_of_pending()
+        self._shown, self._pending = self._pending, []
+        return tail
+
+    def _restart(self) -> str:
+        """Begin a new stream: with byte fallback a bad byte changes how the bytes before it read, which were shown."""
+        self._stream = DecodeStream(skip_special_tokens=True)
+        return self.end()
+
+    def _text_of_pending(self) -> str:
+        before = self._tokenizer.decode(self._shown, skip_special_tokens=True)
+        text = self._tokenizer.decode(self._shown + self._pending, skip_special_tokens=True)
+        if text.startswith(before):
+            return text[len(before) :]
+        return self._tokenizer.decode(self._pending, skip_special_tokens=True)
+
+
+class AnswerText:
+    """The text of one answer as it grows: whole characters, never a character of a stop string."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._matcher.stopped
+
+    def push(self, token_id: int) -> str:
+        """Return the text that may be shown after this token."""
+        return self._matcher.push(self._detokenizer.push(token_id))
+
+    def end(self) -> str:
+        """Return the rest of the text."""
+        return self._matcher.push(self._detokenizer.end()) + self._matcher.end()

@@ -1,0 +1,92 @@
+"""The one task that writes to ``requests``: one write in flight, so that nothing reorders."""
+
+import asyncio
+
+import structlog
+
+from services.gateway.metrics import Metrics
+from services.gateway.outbox import Cancel, Outbox, Submit
+from services.gateway.owed import Owed
+from shared.bus.port import Bus
+from shared.errors import BusUnavailable, NotServing, Overloaded
+from shared.ids import EntryId, GatewayId
+from shared.protocol import names
+from shared.protocol.codec import encode
+from shared.protocol.messages import CancelRequest, Message
+
+RETRY_S = 0.2
+
+log = structlog.get_logger()
+
+
+class Writer:
+    """Carries out the outbox. A new request that cannot be written fails; whatever is owed is written again."""
+
+    def __init__(self, bus: Bus, model: str, *, max_queue: int, metrics: Metrics) -> None:
+        self.outbox = Outbox()
+        self.owed = Owed(self.outbox)
+        self.gateway = GatewayId("")
+        """The id under which tokens are asked for: the present life's."""
+        self._bus = bus
+        self._stream = names.requests(model)
+        self._max_queue = max_queue
+        self._metrics = metrics
+        self._idle = asyncio.Event()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            if not len(self.outbox):
+                self._idle.set()
+            order = await self.outbox.take()
+            self._idle.clear()
+            try:
+                await self._carry_out(order)
+            except BusUnavailable as error:
+                log.warning("write_unanswered", order=type(order).__name__, request=order.request, error=str(error))
+                self.outbox.put_back(order)
+                await asyncio.sleep(RETRY_S)
+
+    async def flush(self, *, within_s: float) -> bool:
+        """Wait until everything is written; False if it took longer."""
+        try:
+            async with asyncio.timeout(within_s):
+                while len(self.outbox):
+                    self._idle.clear()
+                    await self._idle.wait()
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _carry_out(self, order: Submit | Cancel) -> None:
+        match order:
+            case Submit():
+                await self._submit(order)
+            case Cancel():
+                await self._enqueue(CancelRequest(order.request, order.attempt), bound=None)
+
+    async def _submit(self, order: Submit) -> None:
+        ongoing = self.owed.get(order.request)
+        if ongoing is None:
+            return
+        answer = ongoing.answer
+        attempt, is_new = answer.attempt, not answer.arrival
+        answer.is_sent = True
+        try:
+            entry = await self._enqueue(answer.submission(self.gateway), bound=self._max_queue if is_new else None)
+        except BusUnavailable as error:
+            if not is_new:
+                raise
+            self.owed.fail(order.request, NotServing(f"the request could not be written: {error}"))
+            return
+        if entry is None:
+            self.owed.fail(order.request, Overloaded("the waiting line is full: try again"), is_known=False)
+            return
+        answer.submitted(attempt, entry)
+        if is_new:
+            self._metrics.prompted(len(answer.wanted.prompt_ids))
+
+    async def _enqueue(self, message: Message, *, bound: int | None) -> EntryId | None:
+        entries = await self._bus.enqueue(self._stream, [encode(message)], bound=bound)
+        return entries[0] if entries else None

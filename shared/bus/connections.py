@@ -50,6 +50,7 @@ class Connections:
     def __init__(self, url: str, *, limit: int) -> None:
         self._settings = _settings(url)
         self._where = _where(self._settings)
+        self._limit = limit
         self._free = asyncio.Semaphore(limit)
         self._idle: list[_Connection] = []
         self._deadlines: set[asyncio.Timeout] = set()
@@ -78,10 +79,13 @@ class Connections:
 
     async def close(self) -> None:
         """Close everything. Calls under way and calls to come raise `BusUnavailable`."""
+        if self._closed.is_set():
+            return
         self._closed.set()
-        for deadline in self._deadlines:
-            if not deadline.expired():
-                deadline.reschedule(0)
+        for deadline in [under_way for under_way in self._deadlines if not under_way.expired()]:
+            deadline.reschedule(0)
+        for _ in range(self._limit):  # until every call under way has ended
+            await self._free.acquire()
         while self._idle:
             await self._idle.pop().disconnect()
 
@@ -113,10 +117,7 @@ class Connections:
             # Whatever ended this, cancellation included, may have left half an answer behind.
             await connection.disconnect(nowait=True)
             raise
-        if self._closed.is_set():
-            await connection.disconnect()
-        else:
-            self._idle.append(connection)
+        self._idle.append(connection)
         return answers
 
     async def _take(self) -> _Connection:

@@ -144,11 +144,7 @@ class MemoryBus:
 
     async def dead_letter(self, entry: Entry, error: str) -> None:
         """Keep an unreadable entry where a person will find it; the oldest go beyond 10,000."""
-        server = await self._reach()
-        server.dead_letters.append((entry, error))
-        server.make_stream(names.DEAD_LETTER)
-        server.append(names.DEAD_LETTER, entry.data)
-        server.shorten(names.DEAD_LETTER, names.DEAD_LETTER_ENTRIES)
+        (await self._reach()).dead_letter(entry, error)
 
     async def close(self) -> None:
         """Close the connection. Calls under way raise `BusUnavailable`."""

@@ -120,11 +120,12 @@ class MemoryServer:
             for entry in entries:
                 stream.delete(entry)
 
-    def shorten(self, name: str, entries: int) -> None:
-        """Delete the oldest beyond a number of entries."""
-        stream = self.stream(name)
-        if stream is not None:
-            del stream.entries[:-entries]
+    def dead_letter(self, entry: Entry, error: str) -> None:
+        """Keep an unreadable entry; the oldest go beyond the bound."""
+        self.dead_letters.append((entry, error))
+        stream = self.make_stream(names.DEAD_LETTER)
+        self._append(names.DEAD_LETTER, stream, entry.data)
+        del stream.entries[: -names.DEAD_LETTER_ENTRIES]
 
     def expire_stream(self, name: str, after_s: float) -> None:
         """Let a stream expire, if there is one."""

@@ -81,7 +81,9 @@ async def test_a_leader_writes_settles_and_trims_in_one_step(bus: Bus) -> None:
     line = await bus.enqueue("line", [b"a", b"b", b"c", b"d"], bound=None)
     results = await bus.enqueue("results:1", [b"r1", b"r2", b"r3"], bound=None)
     more = await bus.enqueue("results:2", [b"r4"], bound=None)
-    assert line and results and more
+    assert line
+    assert results
+    assert more
     await bus.lead(
         OURS,
         LeaderWrite(
@@ -120,7 +122,8 @@ async def test_nothing_is_done_for_who_does_not_hold_the_lease(bus: Bus, owner: 
     await bus.make_stream("plans:1")
     line = await bus.enqueue("line", [b"a"], bound=None)
     results = await bus.enqueue("results:1", [b"r"], bound=None)
-    assert line and results
+    assert line
+    assert results
     with pytest.raises(LeaseLost):
         await bus.lead(OURS, LeaderWrite((Write("plans:1", b"p"),), "line", line, {"results:1": results[0]}))
     assert await data_in(bus, "plans:1") == []

@@ -1,0 +1,95 @@
+"""The bytes of every message, as they are on the wire for ever: a change here is a new version of the message."""
+
+import typing
+
+import pytest
+
+from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
+from shared.protocol.codec import decode, encode
+from shared.protocol.messages import (
+    CancelRequest,
+    ClaimWorker,
+    Held,
+    HeldRequest,
+    Message,
+    NewRequest,
+    PlanRefused,
+    PoolReport,
+    Registration,
+    RequestRefused,
+    Resident,
+    ResultRow,
+    Sampling,
+    Slice,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    SubmitRequest,
+    TokenBatch,
+    TokenizerFiles,
+    TokenRow,
+    WorkerSize,
+    WorkerState,
+)
+
+R, G, W = RequestId("r"), GatewayId("g"), WorkerId("w")
+B = BlockId
+SUBMIT = SubmitRequest(R, 1, G, (5, 300), 7, Sampling(0.5, 0.9, 40, 123), (9,), EntryId("8-1"), True, -2, True)
+SHORT = SubmitRequest(R, 0, G, (5,), 7)
+MESSAGES: tuple[Message, ...] = (
+    SUBMIT,
+    SHORT,
+    CancelRequest(R, 2),
+    ClaimWorker("nonce"),
+    StepPlan(3, 4, (NewRequest(SHORT, EntryId("8-1"), 16, (B(1), B(2))),), (Slice(R, 16, 1, (B(7),)),), (R,), (R,)),
+    StepPlan(1, 1),
+    WorkerState(
+        W, 2, "nonce", WorkerSize(64, 16, 2048), (Resident(SHORT, EntryId("8-1"), (1, 2), 2, (B(3),), "stop"),)
+    ),
+    StepResult(1, 2, 0.25, (ResultRow(R, 0, (5,), "length"), ResultRow(R, 0, skipped=True))),
+    StepFailed(1, 2, "out of memory"),
+    PlanRefused(1, 2, 4),
+    TokenBatch(W, (TokenRow(R, 1, 5, (70000,), "error"), TokenRow(R, 1, 6, (7,)))),
+    Held(EntryId("9-0"), (HeldRequest(R, 1),), PoolReport(1, 2048, 2, 3, 4, 64, 5)),
+    Held(None, (), PoolReport()),
+    RequestRefused(R, 1, "too_long", "larger than every pool"),
+    Registration("worker", "m", "host", 42, "abc"),
+    TokenizerFiles(b"{}", "{{ messages }}", (0, 2), {"bos_token": "<s>"}, Sampling(0.6)),
+)
+BYTES = (
+    "9ca87375626d69742f31a17201a1679205cd012c0794cb3fe0000000000000cb3feccccccccccccd287b9109a3382d31c3fec3",
+    "9ca87375626d69742f31a17200a16791050794cb3ff0000000000000cb3ff0000000000000000090a0c200c2",
+    "93a863616e63656c2f31a17202",
+    "92a7636c61696d2f31a56e6f6e6365",
+    (
+        "97a6706c616e2f31030491949ca87375626d69742f31a17200a16791050794cb3ff0000000000000cb3ff000000000000000"
+        "0090a0c200c2a3382d31109201029194a1721001910791a17291a172"
+    ),
+    "97a6706c616e2f31010190909090",
+    (
+        "96ae776f726b65722d73746174652f31a17702a56e6f6e6365934010cd080091969ca87375626d69742f31a17200a1679105"
+        "0794cb3ff0000000000000cb3ff0000000000000000090a0c200c2a3382d31920102029103a473746f70"
+    ),
+    "95a8726573756c742f310102cb3fd00000000000009295a172009105a66c656e677468c295a1720090c0c3",
+    "94ad737465702d6661696c65642f310102ad6f7574206f66206d656d6f7279",
+    "94ae706c616e2d726566757365642f31010204",
+    "93a8746f6b656e732f31a1779295a172010591ce00011170a56572726f7295a17201069107c0",
+    "94a668656c642f31a3392d309192a172019701cd08000203044005",
+    "94a668656c642f31c0909700000000000000",
+    "95a9726566757365642f31a17201a8746f6f5f6c6f6e67b66c6172676572207468616e20657665727920706f6f6c",
+    "96ae726567697374726174696f6e2f31a6776f726b6572a16da4686f73742aa3616263",
+    (
+        "96ab746f6b656e697a65722f31c4027b7dae7b7b206d65737361676573207d7d92000281a9626f735f746f6b656ea33c733e"
+        "94cb3fe3333333333333cb3ff00000000000000000"
+    ),
+)
+
+
+@pytest.mark.parametrize(("message", "golden"), list(zip(MESSAGES, BYTES, strict=True)))
+def test_bytes_of_version_1_never_change(message: Message, golden: str) -> None:
+    assert encode(message).hex() == golden
+    assert decode(bytes.fromhex(golden)) == message
+
+
+def test_every_message_has_golden_bytes() -> None:
+    assert {type(message) for message in MESSAGES} == set(typing.get_args(Message))

@@ -100,9 +100,9 @@ class Connections:
                     return await self._exchange(commands)
         except TimeoutError as error:
             ending = "the connection has been closed" if self._closed.is_set() else f"no answer within {within_s:g} s"
-            raise BusUnavailable(f"Redis at {self._where} does not answer: {ending}") from error
+            raise BusUnavailable(f"Redis at {self._where} is not available: {ending}") from error
         except (RedisError, OSError) as error:
-            raise BusUnavailable(f"Redis at {self._where} does not answer: {error}") from error
+            raise BusUnavailable(f"Redis at {self._where} is not available: {error}") from error
         finally:
             self._deadlines.discard(deadline)
 

@@ -55,7 +55,7 @@ class MemoryServer:
     """What a Redis server would hold. Nothing in it waits: each method is one atomic step.
 
     ``clock`` gives seconds, by which keys and streams expire and from which ids are made; without one,
-    the event loop's.
+    the event loop's. How long a read waits is the event loop's time in any case.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:

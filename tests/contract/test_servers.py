@@ -205,9 +205,25 @@ async def test_a_database_number_in_the_url_is_honoured(server: Server, bus: Bus
     await second.close()
 
 
+@pytest.fixture
+def guarded(server: Server) -> Iterator[None]:
+    server.raw.config_set("requirepass", "p ss")
+    yield
+    server.raw.config_set("requirepass", "")
+
+
+@pytest.mark.usefixtures("guarded")
+async def test_a_password_in_the_url_is_honoured_and_one_that_is_missing_is_said(server: Server, bus: Bus) -> None:
+    with pytest.raises(BusUnavailable, match="(?i)authenticat"):
+        await bus.check()
+    knowing = RedisBus(server.url.replace("://", "://:p%20ss@"))
+    await knowing.check()
+    await knowing.close()
+
+
 async def test_nobody_listening_is_said_in_one_sentence_without_the_password() -> None:
     bus = RedisBus("redis://:secret@127.0.0.1:1/0")
-    with pytest.raises(BusUnavailable, match=r"^Redis at 127\.0\.0\.1:1 does not answer: ") as failure:
+    with pytest.raises(BusUnavailable, match=r"^Redis at 127\.0\.0\.1:1 is not available: ") as failure:
         await bus.check()
     assert "secret" not in str(failure.value)
 

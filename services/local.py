@@ -121,11 +121,10 @@ class Crew:
 
 
 class Interruption:
-    """The first signal asks for an orderly end, the second one for an end at once."""
+    """The first signal asks for an orderly end; one that comes while things are ending, for an end at once."""
 
     def __init__(self, ending: asyncio.Event) -> None:
         self.is_final = False
-        self._signals = 0
         self._ending = ending
         self._task = asyncio.current_task()
 
@@ -137,8 +136,7 @@ class Interruption:
                 loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        self._signals += 1
-        if self._signals == 1:
+        if not self._ending.is_set():
             say("stopping; once more kills everything at once")
             self._ending.set()
         elif self._task is not None:

@@ -136,7 +136,8 @@ class Keeper:
                 if self._stopping.is_set() or not await self._died(self, instance, status):
                     return
                 with suppress(TimeoutError):  # the pause is over
-                    await asyncio.wait_for(self._stopping.wait(), self.deaths.pause_s)
+                    async with asyncio.timeout(self.deaths.pause_s):
+                        await self._stopping.wait()
         finally:
             self._ended.set()
 
@@ -145,11 +146,13 @@ class Keeper:
         self._stopping.set()
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._ended.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._ended.wait()
         except TimeoutError:
             log.warning("part_killed", part=self.part.name, grace_s=grace_s)
             self._kill()
-            await asyncio.wait_for(self._ended.wait(), KILL_S)
+            async with asyncio.timeout(KILL_S):
+                await self._ended.wait()
 
     async def _run_once(self, instance: str) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
@@ -167,7 +170,8 @@ class Keeper:
         finally:
             self._kill()
             self._process = None
-            await asyncio.wait_for(process.wait(), KILL_S)
+            async with asyncio.timeout(KILL_S):
+                await process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:

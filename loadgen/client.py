@@ -139,6 +139,8 @@ def _noting_failure(record: Record, timeout_s: float) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
+        if record.answer.is_over:  # whole, or failed already: only its connection was still open
+            return
         record.failure = Failure("timeout", f"not finished {timeout_s:g} s after it was sent")
     except EventTooLong as error:
         record.failure = Failure("bad_event", str(error))

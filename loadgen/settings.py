@@ -30,8 +30,12 @@ def _span(text: str) -> str:
 
 
 def _base_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(text)
+        is_fit = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:  # what stands for a port is none, or an address is not one
+        is_fit = False
+    if not is_fit:
         raise ValueError(f"{text!r} is not like http://127.0.0.1:8000")
     return text.rstrip("/").removesuffix("/v1")
 
@@ -47,35 +51,47 @@ class RunSettings(BaseModel, frozen=True):
     Exit status: 0, 1 if a request failed, 2 for wrong flags or a server out of reach, 130 if interrupted.
     """
 
-    url: BaseUrl = Field("http://127.0.0.1:8000", description="the server, without /v1")
-    model: str | None = Field(None, min_length=1, description="model to ask for (default: the first of /v1/models)")
-    endpoint: Endpoint = Field("completions", description="completions sends token ids, chat sends words")
-    api_key: SecretStr | None = Field(None, description="sent as a bearer token, never written to the result")
+    url: BaseUrl = Field(default="http://127.0.0.1:8000", description="the server, without /v1")
+    model: str | None = Field(
+        default=None, min_length=1, description="model to ask for (default: the first of /v1/models)"
+    )
+    endpoint: Endpoint = Field(default="completions", description="completions sends token ids, chat sends words")
+    api_key: SecretStr | None = Field(default=None, description="sent as a bearer token, never written to the result")
 
     rate: PositiveFloat | None = Field(
-        None, description="open loop: requests per second at Poisson arrivals, however long answers take"
+        default=None, description="open loop: requests per second at Poisson arrivals, however long answers take"
     )
     concurrency: PositiveInt | None = Field(
-        None, le=10_000, description=f"closed loop: requests at a time (default: {DEFAULT_CONCURRENCY})"
+        default=None, le=10_000, description=f"closed loop: requests at a time (default: {DEFAULT_CONCURRENCY})"
     )
-    requests: PositiveInt = Field(100, le=MAX_REQUESTS, description="send no more than these")
-    duration_s: PositiveFloat = Field(60.0, le=86_400, description="send none after so many seconds; finish those sent")
-    warmup: NonNegativeInt = Field(0, le=10_000, description="requests sent before, and not measured")
+    requests: PositiveInt = Field(default=100, le=MAX_REQUESTS, description="send no more than these")
+    duration_s: PositiveFloat = Field(
+        default=60.0, le=86_400, description="send none after so many seconds; finish those sent"
+    )
+    warmup: NonNegativeInt = Field(default=0, le=10_000, description="requests sent before, and not measured")
 
-    prompt_tokens: SpanText = Field("128", description="length of prompts: N, or LOW-HIGH for uniform lengths")
-    output_tokens: SpanText = Field("64", description="max_tokens of each request: N or LOW-HIGH")
-    ignore_eos: bool = Field(True, description="ask for answers of full length (an extension that OpenAI refuses)")
+    prompt_tokens: SpanText = Field(default="128", description="length of prompts: N, or LOW-HIGH for uniform lengths")
+    output_tokens: SpanText = Field(default="64", description="max_tokens of each request: N or LOW-HIGH")
+    ignore_eos: bool = Field(
+        default=True, description="ask for answers of full length (an extension that OpenAI refuses)"
+    )
     continuous_usage: bool = Field(
-        True, description="ask for a token count in each chunk (an extension, needed where chunks hold several tokens)"
+        default=True,
+        description="ask for a token count in each chunk (an extension, needed where chunks hold several tokens)",
     )
-    temperature: NonNegativeFloat = Field(0.0, description="sampling temperature of the server")
+    temperature: NonNegativeFloat = Field(default=0.0, description="sampling temperature of the server")
     seed: NonNegativeInt | None = Field(
-        None, description="of arrivals, lengths and prompts (default: a new one each run, so that no cache helps)"
+        default=None,
+        description="of arrivals, lengths and prompts (default: a new one each run, so that no cache helps)",
     )
 
-    timeout_s: PositiveFloat = Field(120.0, le=86_400, description="a request not finished by then has failed")
-    cancel_share: float = Field(0.0, ge=0, le=1, description="share of clients that leave after the first token")
-    out: Path = Field(Path("loadgen-result.json"), description="where the result is written, replacing what is there")
+    timeout_s: PositiveFloat = Field(default=120.0, le=86_400, description="a request not finished by then has failed")
+    cancel_share: float = Field(
+        default=0.0, ge=0, le=1, description="share of clients that leave after the first token"
+    )
+    out: Path = Field(
+        default=Path("loadgen-result.json"), description="where the result is written, replacing what is there"
+    )
 
     @model_validator(mode="after")
     def _one_kind_of_load(self) -> Self:

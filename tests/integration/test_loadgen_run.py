@@ -293,9 +293,10 @@ async def test_an_answer_is_over_at_done_though_its_connection_stays_open(server
         await asyncio.sleep(25)
 
     server.script = never_closes
-    record = await ask(server, timeout_s=10)
-    assert failure(record) is None
-    assert record.done_s - record.sent_s < 1.0
+    for timeout_s in (10.0, 0.8):  # the second runs out while the connection is still open
+        record = await ask(server, timeout_s=timeout_s)
+        assert failure(record) is None
+        assert record.done_s - record.sent_s < 0.7
 
 
 async def test_a_client_that_leaves_after_the_first_token_is_seen_by_the_server_and_reported_apart(
@@ -375,7 +376,7 @@ async def test_a_server_without_models_or_out_of_reach_is_one_sentence(server: S
     server.models = []
     with pytest.raises(CannotStart, match="serves no model"):
         await run(server)
-    with pytest.raises(CannotStart, match="no answer from"):
+    with pytest.raises(CannotStart, match=r"no answer from http://127.0.0.1:9: Cannot connect"):
         await run(server, url="http://127.0.0.1:9")
 
 
@@ -425,29 +426,6 @@ async def test_the_command_fails_if_a_request_failed(server: Server, tmp_path: P
     assert status == 1
     assert "http_500" in printed
     assert json.loads((tmp_path / "r.json").read_text())["requests"][0]["failure"]["message"] == "no JSON here"
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--rate", "1", "--concurrency", "2"), "exclude each other"),
-        (("--prompt-tokens", "9-2"), "--prompt-tokens: '9-2' must start at 1"),
-        (("--url", "127.0.0.1:8000"), "is not like http://"),
-        (("--requests", "0"), "--requests: "),
-        (("--out", "/no/such/folder/r.json"), "cannot write"),
-        (("--url", "http://127.0.0.1:9"), "no answer from http://127.0.0.1:9"),
-        (("--no-such-flag",), "unrecognized arguments: --no-such-flag"),
-    ],
-)
-async def test_wrong_flags_and_a_silent_server_end_in_one_sentence_and_status_2(
-    flags: tuple[str, ...], sentence: str, tmp_path: Path
-) -> None:
-    defaults = () if "--out" in flags else ("--out", str(tmp_path / "r.json"))
-    status, printed, errors = await ended(await loadgen("run", *defaults, *flags))
-    assert (status, printed) == (2, "")
-    assert sentence in errors
-    assert "Traceback" not in errors
-    assert not (tmp_path / "r.json").exists()
 
 
 async def test_ctrl_c_stops_early_and_shows_what_finished(server: Server, tmp_path: Path) -> None:

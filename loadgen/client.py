@@ -18,7 +18,7 @@ from shared.runtime.clock import Clock
 _PATHS: Mapping[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _MAX_ERROR_BYTES = 4096
 _LINGER_S = 1.0
-"""How long the end of a stream is waited for after its [DONE], so that the connection can be used again."""
+"""How long the end of a stream is waited for after its [DONE], so that the server need not count it as cut off."""
 
 Outcome = Literal["ok", "failed", "cancelled"]
 
@@ -63,7 +63,7 @@ class Target:
 class Record:
     """What became of one request. All times are seconds of one steady clock.
 
-    `sent_s` is the moment the client begins to send, a new connection included; `intended_s` the moment its user
+    `sent_s` is the moment before the client connects and sends; `intended_s` the moment its user
     wanted it sent. The difference is the load generator's own delay, and not the server's fault.
     """
 

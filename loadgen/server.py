@@ -23,10 +23,16 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 def open_session(api_key: str | None) -> aiohttp.ClientSession:
-    """Return a session that never queues requests behind one another and leaves timeouts to its user."""
+    """Return a session that never queues requests behind one another and leaves timeouts to its user.
+
+    Every request has a connection of its own, as every user has: a server that closes one which it had promised to
+    keep would otherwise look as if it had failed the next request.
+    """
     headers: Mapping[str, Any] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers=headers,
     )
 
 

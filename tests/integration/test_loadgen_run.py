@@ -62,6 +62,7 @@ class Server:
         self.refusal: web.Response | None = None
         self.content_type = "text/event-stream"
         self.asked: list[dict[str, Any]] = []
+        self.peers: set[object] = set()
         self.headers: list[dict[str, str]] = []
         self.now_running = 0
         self.most_running = 0
@@ -71,6 +72,7 @@ class Server:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(await request.json())
+        self.peers.add(request.transport and request.transport.get_extra_info("peername"))
         self.headers.append(dict(request.headers))
         if self.refusal is not None:
             return web.Response(
@@ -318,6 +320,17 @@ async def test_a_closed_loop_keeps_as_many_running_as_asked_and_no_more(server: 
     assert server.most_running == 3
     assert result.summary.succeeded == 9
     assert [record.request.index for record in sorted(result.run.records, key=lambda r: r.sent_s)] == list(range(9))
+
+
+async def test_every_request_has_a_connection_of_its_own_so_that_none_is_found_closed(server: Server) -> None:
+    async def close_unannounced(stream: Stream) -> None:
+        await steady(stream)
+        assert stream.transport is not None
+        stream.transport.close()
+
+    server.script = close_unannounced
+    result = await run(server, requests=5, concurrency=1, output_tokens="1")
+    assert (result.summary.succeeded, len(server.peers)) == (5, 5)
 
 
 async def test_an_open_loop_does_not_wait_for_answers(server: Server) -> None:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import pytest
 import redis
@@ -26,6 +26,7 @@ class Place(Protocol):
     def pass_time(self, seconds: float) -> None: ...
     def blocked_readers(self) -> int: ...
     def life_s(self, key: str) -> float | None: ...
+    def members_of(self, key: str) -> set[str]: ...
 
 
 @dataclass
@@ -48,6 +49,9 @@ class MemoryPlace:
         stream, value = self.server._streams.get(key), self.server._values.get(key)
         found = stream or value
         return None if found is None else found.expires_at - self.now_s
+
+    def members_of(self, key: str) -> set[str]:
+        return set(self.server.members(key))
 
 
 @dataclass
@@ -74,6 +78,9 @@ class ServerPlace:
     def life_s(self, key: str) -> float | None:
         left_ms = int(self.raw.pttl(key))
         return None if left_ms < 0 else left_ms / 1000
+
+    def members_of(self, key: str) -> set[str]:
+        return {member.decode() for member in cast("set[bytes]", self.raw.smembers(key))}
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -166,6 +173,12 @@ def pass_time(place: Place) -> Callable[[float], None]:
 def life_s(place: Place) -> Callable[[str], float | None]:
     """Tell how long a key or stream has to live."""
     return place.life_s
+
+
+@pytest.fixture
+def members_of(place: Place) -> Callable[[str], set[str]]:
+    """Tell which ids a set holds, of the living and the dead."""
+    return place.members_of
 
 
 @pytest.fixture

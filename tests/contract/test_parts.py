@@ -43,9 +43,10 @@ async def test_a_beat_makes_no_streams(bus: Bus) -> None:
 
 
 async def test_a_part_that_stops_beating_is_dropped_and_may_beat_again(
-    bus: Bus, pass_time: Callable[[float], None], eventually: Eventually
+    bus: Bus, pass_time: Callable[[float], None], eventually: Eventually, members_of: Callable[[str], set[str]]
 ) -> None:
     await bus.beat(ONE, b"one")
+    assert members_of("members") == {"worker-1"}
 
     async def gone() -> bool:
         return await bus.parts("members") == {}
@@ -53,6 +54,7 @@ async def test_a_part_that_stops_beating_is_dropped_and_may_beat_again(
     assert not await gone()
     pass_time(EXPIRY_S)
     await eventually(gone)
+    assert members_of("members") == set()
     await bus.beat(ONE, b"again")
     assert await bus.parts("members") == {"worker-1": b"again"}
 

@@ -214,7 +214,7 @@ def guarded(server: Server) -> Iterator[None]:
 
 @pytest.mark.usefixtures("guarded")
 async def test_a_password_in_the_url_is_honoured_and_one_that_is_missing_is_said(server: Server, bus: Bus) -> None:
-    with pytest.raises(BusUnavailable, match="(?i)authenticat"):
+    with pytest.raises(BusUnavailable, match=r"(?i)authenticat"):
         await bus.check()
     knowing = RedisBus(server.url.replace("://", "://:p%20ss@"))
     await knowing.check()

@@ -1,0 +1,1 @@
+"""The worker: runs the model, keeps the KV cache, executes plans in order and decides nothing."""

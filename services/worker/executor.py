@@ -1,0 +1,78 @@
+"""What executes a step: the batch it is given and the tokens it gives back. No torch here."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.ids import BlockId, RequestId
+from shared.protocol.messages import Sampling, TokenizerFiles, WorkerSize
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token is to be drawn; ``position`` is its index in prompt + output."""
+
+    sampling: Sampling
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: ``token_ids`` are fed from position ``start``, keys and values go to ``table``.
+
+    ``draw`` is None while the slice does not reach the last token known.
+    """
+
+    request: RequestId
+    start: int
+    token_ids: tuple[int, ...]
+    table: tuple[BlockId, ...]
+    draw: Draw | None
+
+    @property
+    def end(self) -> int:
+        """Positions that hold keys and values once this step is done."""
+        return self.start + len(self.token_ids)
+
+
+Batch = tuple[Row, ...]
+"""All rows of a step, laid end to end without padding: ORCA's ragged ``[ΣL, H]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawFailed:
+    """No token could be drawn for one row; the other rows are not touched by it."""
+
+    why: str
+
+
+Outcome = int | DrawFailed
+
+
+class Executor(Protocol):
+    """A model with its KV pool. Used from one thread only."""
+
+    @property
+    def size(self) -> WorkerSize:
+        """What fits into the pool."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids from here on do not exist."""
+
+    def execute(self, batch: Batch) -> tuple[Outcome, ...]:
+        """Write the batch into the pool and return one outcome for each row that draws, in order of rows.
+
+        Whatever it raises ends the worker's life under its present id.
+        """
+
+    def forget(self) -> None:
+        """Drop what the pool holds; the weights stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready to serve."""
+
+    executor: Executor
+    tokenizer: TokenizerFiles
+    dtype: str

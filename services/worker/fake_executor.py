@@ -1,0 +1,92 @@
+"""An executor without a model: deterministic tokens that depend on every block the plan names.
+
+It keeps a real pool. Each step writes (token, position) through the planned table and reads the whole context back
+through it; the next token is a hash of what was read, so that a wrong block is a wrong token.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.executor import Batch, Loaded, Outcome, Row
+from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
+from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
+from services.worker.progress import Progress
+from shared.protocol.messages import WorkerSize
+from shared.runtime.clock import Clock, monotonic
+from shared.runtime.settings import WorkerSettings
+
+FAKE_MAX_MODEL_LEN = 8192
+_FIRST_PRINTABLE, _PRINTABLES = 32, 95
+_ONE_IN = 64
+"""One token in so many ends the answer."""
+
+
+def fake_next_token(context: Sequence[int] | npt.NDArray[np.int32]) -> int:
+    """Return the token that follows a context: a printable ASCII byte, or the end of the answer once in 64."""
+    data = np.ascontiguousarray(context, dtype="<i4").tobytes()
+    number = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    if number % _ONE_IN == 0:
+        return EOS_ID
+    return _FIRST_PRINTABLE + number // _ONE_IN % _PRINTABLES
+
+
+class WrongBlock(Exception):
+    """A row read back a position that it did not write: two requests were given one block."""
+
+
+class FakeExecutor:
+    """A pool of (token, position) and a hash instead of a model. Sampling parameters change nothing."""
+
+    vocabulary = VOCABULARY
+
+    def __init__(self, blocks: int, *, step_s: float = 0.0, clock: Clock = monotonic) -> None:
+        self.size = WorkerSize(blocks, BLOCK_TOKENS, FAKE_MAX_MODEL_LEN)
+        self._step_s = step_s
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty the pool."""
+        slots = self.size.blocks * self.size.block_tokens
+        self._tokens = np.full(slots, -1, dtype=np.int32)
+        self._positions = np.full(slots, -1, dtype=np.int32)
+
+    def execute(self, batch: Batch) -> tuple[Outcome, ...]:
+        """Write all rows, then read each drawing row's whole context back. Raises WrongBlock."""
+        begun_s = self._clock()
+        slots = [self._slots(row) for row in batch]
+        for row, of_row in zip(batch, slots, strict=True):
+            self._tokens[of_row[row.start :]] = row.token_ids
+            self._positions[of_row[row.start :]] = range(row.start, row.end)
+        outcomes = tuple(self._next(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.draw)
+        self._sleep_until(begun_s + self._step_s)
+        return outcomes
+
+    def _slots(self, row: Row) -> npt.NDArray[np.int64]:
+        table = np.asarray(row.table, dtype=np.int64)
+        slots = table[:, None] * self.size.block_tokens + np.arange(self.size.block_tokens)
+        return slots.reshape(-1)[: row.end]
+
+    def _next(self, row: Row, slots: npt.NDArray[np.int64]) -> int:
+        found = self._positions[slots]
+        wrong = np.flatnonzero(found != np.arange(row.end))
+        if wrong.size:
+            at = int(wrong[0])
+            raise WrongBlock(f"request {row.request}: position {at} reads back position {int(found[at])}")
+        return fake_next_token(self._tokens[slots])
+
+    def _sleep_until(self, end_s: float) -> None:
+        left_s = end_s - self._clock()
+        if left_s > 0:
+            time.sleep(left_s)
+
+
+def load_fake(settings: WorkerSettings, _progress: Progress) -> Loaded:
+    """Return the fake executor with its tokenizer; neither network nor torch is needed."""
+    blocks = max((settings.kv_tokens or DEFAULT_KV_TOKENS) // BLOCK_TOKENS, 1)
+    executor = FakeExecutor(blocks, step_s=settings.fake_step_ms / 1000)
+    return Loaded(executor, fake_tokenizer_files(), "none")

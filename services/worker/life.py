@@ -1,0 +1,240 @@
+"""One life of a worker: from its registration under an id until it stops, fails a step, or is declared dead.
+
+Three tasks pass entries on through short queues, so that reading and publishing run beside the step:
+``reader -> inbox -> executor -> outbox -> writer``. All writes leave in one order, one at a time.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import structlog
+
+from services.worker.executor import Batch, Executor, Outcome
+from services.worker.patience import patiently
+from services.worker.residents import Accepted, Ledger, Refused, Repeated, Settled
+from services.worker.step_thread import StepThread
+from shared.bus.port import Bus, Entry, Part, Write
+from shared.errors import BusUnavailable, ProtocolError
+from shared.ids import START
+from shared.protocol import names
+from shared.protocol.codec import decode, encode
+from shared.protocol.messages import ClaimWorker, Message, StepFailed, StepPlan, StepResult
+from shared.runtime.clock import Clock, monotonic
+from shared.runtime.part import keep_beating
+
+_READ_BLOCK_S = 1.0
+_INBOX = 8
+"""Plans read ahead; a leader keeps at most plan_depth + 1 in flight, so this is never full for long."""
+_OUTBOX = 4
+_FLUSH_S = 5.0
+"""How long a stopping worker goes on trying to publish its last step."""
+
+log = structlog.get_logger()
+
+Ended = Literal["stopping", "step_failed", "declared_dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an entry came to: published in one pipeline, after which the entry goes."""
+
+    entry: Entry
+    writes: tuple[Write, ...] = ()
+    unreadable: str = ""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went wrong in this life, for its last log line."""
+
+    repeats: int = 0
+    refused: int = 0
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What a life works with; all of it outlives the life."""
+
+    bus: Bus
+    executor: Executor
+    thread: StepThread
+    clock: Clock = monotonic
+
+
+class Life:
+    """Executes the plans of one worker id in order, and answers every one."""
+
+    def __init__(self, workplace: Workplace, part: Part, ledger: Ledger) -> None:
+        self._bus = workplace.bus
+        self._executor = workplace.executor
+        self._thread = workplace.thread
+        self._clock = workplace.clock
+        self._part = part
+        self._plans, self._results = part.streams
+        self._ledger = ledger
+        self._inbox: asyncio.Queue[Entry | None] = asyncio.Queue(_INBOX)
+        self._outbox: asyncio.Queue[Answer] = asyncio.Queue(_OUTBOX)
+        self._kinds_logged: set[str] = set()
+        self._publishing: asyncio.Timeout | None = None
+        self._give_up_at_s: float | None = None  # a write is tried again for ever, until the process stops
+        self.counts = Counts()
+
+    async def run(self, registration: bytes, stopping: asyncio.Event) -> Ended:
+        """Register, then execute plans until ``stopping`` or a step raises. `DeclaredDead` comes in a group."""
+        # both streams stand before the first beat names this worker: a claim or an answer is never lost
+        for stream in (self._plans, self._results):
+            await patiently(partial(self._bus.make_stream, stream), "stream_not_made")
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(keep_beating(self._bus, self._part, registration))
+            reading = tasks.create_task(self._read())
+            watching = tasks.create_task(self._close_inbox(stopping, reading))
+            writing = tasks.create_task(self._write())
+            ended = await self._execute()
+            await self._outbox.join()
+            for task in (beating, reading, watching, writing):
+                task.cancel()
+        return ended
+
+    async def _read(self) -> None:
+        cursor = START
+        while True:
+            reading = partial(self._bus.read, {self._plans: cursor}, block_s=_READ_BLOCK_S)
+            entries = await patiently(reading, "plans_not_read")
+            for entry in entries:
+                await self._inbox.put(entry)
+                cursor = entry.id
+
+    async def _close_inbox(self, stopping: asyncio.Event, reading: asyncio.Task[None]) -> None:
+        """Once ``stopping``: what has been read but not begun stays undone, the running step ends as usual."""
+        await stopping.wait()
+        self._give_up_at_s = asyncio.get_running_loop().time() + _FLUSH_S
+        if self._publishing is not None:
+            self._publishing.reschedule(self._give_up_at_s)
+        reading.cancel()
+        while not self._inbox.empty():
+            self._inbox.get_nowait()
+        self._inbox.put_nowait(None)
+
+    async def _execute(self) -> Ended:
+        while True:
+            entry = await self._inbox.get()
+            if entry is None:
+                return "stopping"
+            message = self._readable(entry)
+            match message:
+                case ClaimWorker():
+                    await self._claimed(entry, message)
+                case StepPlan():
+                    if await self._planned(entry, message) == "step_failed":
+                        return "step_failed"
+                case _:
+                    await self._outbox.put(Answer(entry, unreadable=str(message)))
+
+    def _readable(self, entry: Entry) -> ClaimWorker | StepPlan | ProtocolError:
+        try:
+            message = decode(entry.data)
+        except ProtocolError as error:
+            return self._unreadable("undecodable", error)
+        if isinstance(message, ClaimWorker | StepPlan):
+            return message
+        kind = type(message).__name__
+        return self._unreadable(kind, ProtocolError(f"a {kind} is not for a worker"))
+
+    def _unreadable(self, kind: str, error: ProtocolError) -> ProtocolError:
+        self.counts.unreadable += 1
+        if kind not in self._kinds_logged:
+            self._kinds_logged.add(kind)
+            log.error("plan_unreadable", worker=self._part.id, kind=kind, error=str(error))
+        return error
+
+    async def _claimed(self, entry: Entry, claim: ClaimWorker) -> None:
+        state = self._ledger.claim(claim.nonce)
+        log.info("worker_claimed", worker=self._part.id, epoch=state.epoch, residents=len(state.residents))
+        await self._answer(entry, state)
+
+    async def _planned(self, entry: Entry, plan: StepPlan) -> Literal["answered", "step_failed"]:
+        accepted = self._ledger.accept(plan)
+        match accepted:
+            case Accepted():
+                return await self._step(entry, accepted)
+            case Repeated():
+                self.counts.repeats += 1
+                log.debug("plan_repeated", worker=self._part.id, epoch=plan.epoch, step=plan.step)
+                await self._outbox.put(Answer(entry))
+            case Refused():
+                self.counts.refused += 1
+                log.error("plan_refused", worker=self._part.id, epoch=plan.epoch, step=plan.step, why=accepted.why)
+                await self._answer(entry, accepted.answer)
+        return "answered"
+
+    async def _step(self, entry: Entry, accepted: Accepted) -> Literal["answered", "step_failed"]:
+        try:
+            outcomes, step_s = await self._run_batch(accepted.batch)
+        except Exception as error:  # whatever a step raises ends this life, and is told
+            log.exception("step_failed", worker=self._part.id, epoch=accepted.epoch, step=accepted.step)
+            text = f"{type(error).__name__}: {error}"
+            await self._answer(entry, StepFailed(accepted.epoch, accepted.step, text[:1000]))
+            return "step_failed"
+        settled = self._ledger.settle(accepted, outcomes)
+        self._log_step(accepted, settled, step_s)
+        result = StepResult(accepted.epoch, accepted.step, step_s, settled.rows)
+        # tokens before the result: final tokens stand before the list that no longer names their request
+        tokens = tuple(Write(names.tokens(gateway), encode(batch)) for gateway, batch in settled.batches.items())
+        await self._outbox.put(Answer(entry, (*tokens, Write(self._results, encode(result)))))
+        return "answered"
+
+    async def _run_batch(self, batch: Batch) -> tuple[tuple[Outcome, ...], float]:
+        if not batch:
+            return (), 0.0
+        return await self._thread.call(self._timed, batch)
+
+    def _timed(self, batch: Batch) -> tuple[tuple[Outcome, ...], float]:
+        begun_s = self._clock()
+        outcomes = self._executor.execute(batch)
+        return outcomes, self._clock() - begun_s
+
+    def _log_step(self, accepted: Accepted, settled: Settled, step_s: float) -> None:
+        log.debug(
+            "step_executed",
+            worker=self._part.id,
+            epoch=accepted.epoch,
+            step=accepted.step,
+            rows=len(accepted.batch),
+            tokens=sum(len(row.token_ids) for row in accepted.batch),
+            drawn=sum(len(row.token_ids) for row in settled.rows),
+            step_ms=round(step_s * 1000, 3),
+        )
+
+    async def _answer(self, entry: Entry, message: Message) -> None:
+        await self._outbox.put(Answer(entry, (Write(self._results, encode(message)),)))
+
+    async def _write(self) -> None:
+        while True:
+            answer = await self._outbox.get()
+            try:
+                async with asyncio.timeout_at(self._give_up_at_s) as self._publishing:
+                    # a repeated attempt carries the same positions: readers drop what they have
+                    await patiently(partial(self._publish, answer), "answer_not_published")
+            except TimeoutError:
+                log.exception("answer_given_up", worker=self._part.id)
+            self._publishing = None
+            self._outbox.task_done()
+
+    async def _publish(self, answer: Answer) -> None:
+        if answer.unreadable:
+            await self._bus.dead_letter(answer.entry, answer.unreadable)
+        if answer.writes:
+            await self._bus.publish(answer.writes, trim=(self._plans, answer.entry.id))
+        else:
+            await self._bus.trim(self._plans, answer.entry.id)
+
+
+async def leave(bus: Bus, part: Part) -> None:
+    """Take the part off the list; if Redis does not answer, its beat runs out by itself."""
+    try:
+        await bus.leave(part)
+    except BusUnavailable as error:
+        log.warning("not_taken_off_the_list", part=part.id, error=str(error))

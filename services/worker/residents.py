@@ -1,0 +1,155 @@
+"""The worker's ledger: what it remembers of its requests, and which plans it may execute (DESIGN §2 and §4).
+
+Pure: no clock, no I/O, no tensor. A plan is taken whole or not at all.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from services.worker.executor import Batch, DrawFailed, Outcome
+from services.worker.plan_draft import Contradiction, Draft, Fed, Held
+from shared.ids import GatewayId, RequestId, WorkerId
+from shared.protocol.messages import (
+    Finish,
+    PlanRefused,
+    Resident,
+    ResultRow,
+    StepPlan,
+    TokenBatch,
+    TokenRow,
+    WorkerSize,
+    WorkerState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the ledger must know of the model: which ids end an answer, and how many ids there are."""
+
+    eos_ids: frozenset[int]
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The plan has been entered; ``batch`` is to be executed and its outcomes are to be settled next."""
+
+    epoch: int
+    step: int
+    batch: Batch
+    fed: tuple[Fed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The plan had been executed before, or belongs to an earlier leader: nothing was done."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The plan was not entered, and none will be until the worker is claimed again."""
+
+    answer: PlanRefused
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a step came to, for the leader and for each gateway concerned."""
+
+    rows: tuple[ResultRow, ...]
+    batches: dict[GatewayId, TokenBatch]
+
+
+class Ledger:
+    """Every request from the plan that brings it until a plan releases it, and the worker's own epoch."""
+
+    def __init__(self, worker: WorkerId, size: WorkerSize, model: Model) -> None:
+        self._worker = worker
+        self._size = size
+        self._model = model
+        self._held: dict[RequestId, Held] = {}
+        self._epoch = 0
+        self._step = 0
+        self._refusing = True  # nobody has claimed this worker yet
+        self.repeats = 0
+
+    def claim(self, nonce: str) -> WorkerState:
+        """Take a leader's claim: raise the epoch, expect step 1, and tell everything that is remembered."""
+        self._epoch += 1
+        self._step = 0
+        self._refusing = False
+        residents = tuple(_resident(held) for held in self._held.values())
+        return WorkerState(self._worker, self._epoch, nonce, self._size, residents)
+
+    def accept(self, plan: StepPlan) -> Accepted | Repeated | Refused:
+        """Enter a plan if it is the next one of the present epoch and agrees with what is remembered."""
+        if self._is_past(plan):
+            self.repeats += 1
+            return Repeated(plan.epoch, plan.step)
+        if self._refusing or plan.epoch != self._epoch or plan.step != self._step + 1:
+            return self._refuse(plan, "not the next plan of a claimed epoch")
+        draft = Draft(self._held, self._size, self._model.vocabulary)
+        try:
+            draft.apply(plan)
+        except Contradiction as contradiction:
+            return self._refuse(plan, str(contradiction))
+        self._held = draft.held()
+        self._step = plan.step
+        return Accepted(plan.epoch, plan.step, draft.batch(), draft.fed())
+
+    def settle(self, accepted: Accepted, outcomes: Sequence[Outcome]) -> Settled:
+        """Enter what a step drew: an end-of-turn token or the length cap ends a request in that very step."""
+        drawn = iter(outcomes)
+        rows: list[ResultRow] = []
+        tokens: dict[GatewayId, list[TokenRow]] = {}
+        for fed in accepted.fed:
+            held = self._held[fed.request]
+            row, token_row = self._settle_one(fed, held, drawn)
+            rows.append(row)
+            if token_row is not None:
+                tokens.setdefault(held.submit.gateway, []).append(token_row)
+        batches = {gateway: TokenBatch(self._worker, tuple(some)) for gateway, some in tokens.items()}
+        return Settled(tuple(rows), batches)
+
+    def _settle_one(self, fed: Fed, held: Held, drawn: Iterator[Outcome]) -> tuple[ResultRow, TokenRow | None]:
+        attempt = held.submit.attempt
+        if fed.state == "ended":
+            return ResultRow(fed.request, attempt, skipped=True), None
+        if fed.state == "fed":
+            return ResultRow(fed.request, attempt), None
+        outcome = DrawFailed("token ids beyond the vocabulary") if fed.state == "unusable" else next(drawn)
+        first_index = len(held.output_ids)
+        new: tuple[int, ...] = () if isinstance(outcome, DrawFailed) else (outcome,)
+        finish = self._finish(held, outcome)
+        held.output_ids.extend(new)
+        if finish is not None:
+            held.end(finish)
+        return (
+            ResultRow(fed.request, attempt, new, finish),
+            TokenRow(fed.request, attempt, first_index, new, finish),
+        )
+
+    def _finish(self, held: Held, outcome: Outcome) -> Finish | None:
+        if isinstance(outcome, DrawFailed):
+            return "error"
+        if outcome in self._model.eos_ids and not held.submit.ignore_eos:
+            return "stop"
+        is_full = held.known + 1 >= self._size.max_model_len
+        if is_full or len(held.output_ids) + 1 >= held.submit.max_tokens:
+            return "length"
+        return None
+
+    def _is_past(self, plan: StepPlan) -> bool:
+        return plan.epoch < self._epoch or (plan.epoch == self._epoch and plan.step <= self._step)
+
+    def _refuse(self, plan: StepPlan, why: str) -> Refused:
+        self._refusing = True
+        return Refused(PlanRefused(self._epoch, expected=self._step + 1, got=plan.step), why)
+
+
+def _resident(held: Held) -> Resident:
+    return Resident(held.submit, held.arrival, tuple(held.output_ids), held.computed, tuple(held.table), held.finish)

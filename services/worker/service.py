@@ -1,0 +1,145 @@
+"""The worker as a service: load, register, execute plans; after a failed step or a death go on under a new id."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+import structlog
+
+from services.worker.executor import Loaded
+from services.worker.life import Counts, Ended, Life, Workplace, leave
+from services.worker.patience import patiently
+from services.worker.progress import LoadingStopped, Progress
+from services.worker.residents import Ledger, Model
+from services.worker.step_thread import StepThread
+from shared.bus.port import Bus, Part
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable, DeclaredDead, StartupError
+from shared.ids import WorkerId
+from shared.protocol import names
+from shared.protocol.codec import encode
+from shared.protocol.messages import TokenizerFiles
+from shared.runtime.clock import monotonic
+from shared.runtime.part import Identity, registration
+from shared.runtime.settings import WorkerSettings
+
+_REDIS_WAIT_S = 30.0
+"""Parts are started together: Redis may come up a little later."""
+_REDIS_RETRY_S = 0.5
+
+log = structlog.get_logger()
+
+Load = Callable[[WorkerSettings, Progress], Loaded]
+
+
+async def serve(settings: WorkerSettings, stopping: asyncio.Event) -> None:
+    """Serve a model until ``stopping`` is set. Raises StartupError if the model or Redis cannot be had."""
+    bus = RedisBus(settings.redis_url)
+    try:
+        await serve_on(bus, settings, stopping)
+    finally:
+        await bus.close()
+
+
+async def serve_on(bus: Bus, settings: WorkerSettings, stopping: asyncio.Event, *, load: Load | None = None) -> None:
+    """Serve on a bus; ``load`` stands in for the executor that the settings name."""
+    await _reach(bus, stopping)
+    with StepThread() as thread:
+        loaded = await _load(load or _loader(settings), settings, thread, stopping)
+        if loaded is None:
+            return
+        content_hash = content_hash_of(loaded.tokenizer)
+        await patiently(
+            lambda: bus.put(names.tokenizer(content_hash), encode(loaded.tokenizer)), "tokenizer_not_published"
+        )
+        value = registration("worker", settings.model_name, tokenizer=content_hash)
+        await _live(Workplace(bus, loaded.executor, thread), loaded, settings.model_name, value, stopping)
+
+
+def content_hash_of(files: TokenizerFiles) -> str:
+    """Return the name under which gateways find these tokenizer files."""
+    return hashlib.sha256(encode(files)).hexdigest()
+
+
+async def _reach(bus: Bus, stopping: asyncio.Event) -> None:
+    """Wait for Redis. Raises StartupError if it does not answer in time or is set up so that it would lose work."""
+    why = "Redis does not answer"
+    try:
+        async with asyncio.timeout(_REDIS_WAIT_S):
+            while not stopping.is_set():
+                try:
+                    await bus.check()
+                except BusUnavailable as error:
+                    why = str(error)
+                else:
+                    return
+                log.info("waiting_for_redis", error=why)
+                await asyncio.sleep(_REDIS_RETRY_S)
+    except TimeoutError as error:
+        raise StartupError(why) from error
+
+
+def _loader(settings: WorkerSettings) -> Load:
+    """Return what loads the executor. Imported here: the fake one must start without torch."""
+    if settings.executor == "fake":
+        from services.worker.fake_executor import load_fake  # noqa: PLC0415 - see above
+
+        return load_fake
+    from services.worker.loading import load_torch  # noqa: PLC0415 - see above
+
+    return load_torch
+
+
+async def _load(load: Load, settings: WorkerSettings, thread: StepThread, stopping: asyncio.Event) -> Loaded | None:
+    """Load on the step thread; None if ``stopping`` was set meanwhile."""
+    progress = Progress()
+    begun_s = monotonic()
+    loading = asyncio.ensure_future(thread.call(load, settings, progress))
+    stop = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
+    progress.stopping.set()
+    stop.cancel()
+    try:
+        loaded = await loading
+    except LoadingStopped:
+        return None
+    size = loaded.executor.size
+    log.info(
+        "model_loaded",
+        model=settings.model_name,
+        blocks=size.blocks,
+        max_model_len=size.max_model_len,
+        dtype=loaded.dtype,
+        load_s=round(monotonic() - begun_s, 2),
+    )
+    return loaded
+
+
+async def _live(workplace: Workplace, loaded: Loaded, model: str, value: bytes, stopping: asyncio.Event) -> None:
+    """Live one life after the other with the same weights, until ``stopping``."""
+    identity = Identity("worker")
+    what_it_is = Model(frozenset(loaded.tokenizer.eos_ids), loaded.executor.vocabulary)
+    while not stopping.is_set():
+        worker = WorkerId(identity.next_life())
+        part = Part(worker, names.members("worker", model), (names.plans(worker), names.results(worker)))
+        life = Life(workplace, part, Ledger(worker, loaded.executor.size, what_it_is))
+        size = loaded.executor.size
+        log.info("worker_ready", worker=worker, blocks=size.blocks, dtype=loaded.dtype)
+        ended = await _one_life(life, value, stopping)
+        log.info("worker_life_ended", worker=worker, why=ended, **_fields(life.counts))
+        await leave(workplace.bus, part)
+        # whatever a step left in the pool belongs to requests that are run again elsewhere, or here from the start
+        await workplace.thread.call(loaded.executor.forget)
+
+
+async def _one_life(life: Life, value: bytes, stopping: asyncio.Event) -> Ended:
+    ended: Ended = "declared_dead"
+    try:
+        ended = await life.run(value, stopping)
+    except* DeclaredDead as group:
+        log.warning("worker_declared_dead", errors=[str(error) for error in group.exceptions])
+    return ended
+
+
+def _fields(counts: Counts) -> dict[str, int]:
+    return {"repeats": counts.repeats, "refused": counts.refused, "unreadable": counts.unreadable}

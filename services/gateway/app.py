@@ -57,8 +57,8 @@ def make_app(desk: Desk) -> web.Application:
     app.on_response_prepare.append(add_request_id)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", Generation(desk, ChatBody, ChatFormat(), "chatcmpl")),
-            web.post("/v1/completions", Generation(desk, CompletionBody, CompletionFormat(), "cmpl")),
+            web.post("/v1/chat/completions", Generation(desk, ChatBody, ChatFormat(), "chatcmpl").handle),
+            web.post("/v1/completions", Generation(desk, CompletionBody, CompletionFormat(), "cmpl").handle),
             web.get("/v1/models", facts.models),
             web.get("/v1/models/{name:.+}", facts.model),
             web.get("/health", facts.health),

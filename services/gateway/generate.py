@@ -34,7 +34,7 @@ class Generation(Generic[_Body]):
         self._form = form
         self._prefix = prefix
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. Whatever happens, its computation ends with it."""
         try:
             body, ongoing = await self._take_in(request)

@@ -12,7 +12,7 @@ _KEY = web.RequestKey("http_id", str)
 
 def request_id_of(request: web.Request) -> str:
     """Return the id of a request: the client's, cut, if it can be repeated in a header as it is, else a new one."""
-    known = request.get(_KEY)
+    known: str | None = request.get(_KEY)
     if known is not None:
         return known
     given = request.headers.get(HEADER, "")[:MAX_CHARACTERS]

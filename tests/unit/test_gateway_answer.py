@@ -1,0 +1,122 @@
+"""What a gateway accepts, and when it asks again."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.answer import FRUITLESS_ATTEMPTS, Accepted, Answer, Lost, Wanted
+from shared.ids import EntryId, GatewayId, RequestId, WorkerId
+from shared.protocol.messages import Sampling, SubmitRequest, TokenRow
+
+EOS = 0
+W1, W2 = WorkerId("w1"), WorkerId("w2")
+GATEWAY = GatewayId("g")
+
+
+def answer(**fields: Any) -> Answer:
+    wanted = {"max_tokens": 10, "sampling": Sampling(seed=3), "ignore_eos": False, "eos_ids": frozenset({EOS})}
+    return Answer(Wanted(request=RequestId("r"), prompt_ids=(7, 8), **{**wanted, **fields}))
+
+
+def row(first_index: int, *token_ids: int, attempt: int = 1, finish: Any = None) -> TokenRow:
+    return TokenRow(RequestId("r"), attempt, first_index, token_ids, finish)
+
+
+def test_tokens_in_order_are_accepted_once() -> None:
+    one = answer()
+    assert one.accept(W1, row(0, 1, 2)) == Accepted((1, 2))
+    assert one.accept(W1, row(0, 1, 2)) == Accepted(())
+    assert one.accept(W1, row(1, 2, 3)) == Accepted((3,))
+    assert one.accept(W1, row(3, finish="length")) == Accepted((), "length")
+    assert one.output_ids == [1, 2, 3]
+
+
+def test_a_gap_is_a_loss() -> None:
+    assert answer().accept(W1, row(1, 5)) == Lost("gap")
+
+
+def test_a_second_worker_in_one_attempt_is_a_loss() -> None:
+    one = answer()
+    one.accept(W1, row(0, 1))
+    assert one.accept(W2, row(1, 2)) == Lost("two workers")
+
+
+def test_another_worker_is_welcome_in_the_next_attempt_and_the_old_one_is_not_heard() -> None:
+    one = answer()
+    one.accept(W1, row(0, 1))
+    assert one.try_again()
+    assert one.accept(W1, row(1, 9, attempt=1)) == Accepted(())
+    assert one.accept(W2, row(1, 2, attempt=2)) == Accepted((2,))
+    assert one.output_ids == [1, 2]
+
+
+def test_a_resubmission_carries_what_was_accepted_and_its_old_place_in_line() -> None:
+    one = answer()
+    first = SubmitRequest(RequestId("r"), 1, GATEWAY, (7, 8), 10, Sampling(seed=3))
+    assert one.submission(GATEWAY) == first
+    one.submitted(1, EntryId("5-0"))
+    one.accept(W1, row(0, 1, 2))
+    one.try_again()
+    again = one.submission(GATEWAY)
+    assert (again.attempt, again.output_ids, again.arrival, again.max_tokens) == (2, (1, 2), EntryId("5-0"), 10)
+
+
+def test_a_late_answer_to_the_first_write_still_gives_the_place_in_line() -> None:
+    one = answer()
+    one.try_again()
+    one.submitted(1, EntryId("5-0"))
+    assert (one.arrival, one.entry) == (EntryId("5-0"), None)
+
+
+def test_three_attempts_in_a_row_without_a_token_are_the_end() -> None:
+    one = answer()
+    assert [one.try_again() for _ in range(FRUITLESS_ATTEMPTS)] == [True, True, False]
+
+
+def test_a_token_makes_up_for_earlier_losses_and_the_gateways_own_death_is_nobodys_fault() -> None:
+    one = answer()
+    for index in range(2 * FRUITLESS_ATTEMPTS):
+        one.accept(W1, row(index, 5, attempt=one.attempt))
+        assert one.try_again()
+    assert all(one.try_again(blameless=True) for _ in range(2 * FRUITLESS_ATTEMPTS))
+
+
+def test_missing_is_what_was_read_and_is_not_held() -> None:
+    one = answer()
+    assert not one.is_missing(EntryId("99-0"), None), "the write is still under way"
+    one.submitted(1, EntryId("10-2"))
+    assert not one.is_missing(EntryId("9-9"), None), "not read yet"
+    assert not one.is_missing(EntryId("10-2"), 1), "held"
+    assert one.is_missing(EntryId("10-2"), None)
+    assert one.is_missing(EntryId("11-0"), 2), "held at another attempt"
+
+
+def test_a_complete_answer_needs_nobody() -> None:
+    one = answer(max_tokens=2)
+    assert one.complete() is None
+    one.accept(W1, row(0, 1, 2))
+    assert one.complete() == "length"
+    ended = answer()
+    ended.accept(W1, row(0, 1, EOS))
+    assert ended.complete() == "stop"
+    longer = answer(ignore_eos=True)
+    longer.accept(W1, row(0, 1, EOS))
+    assert longer.complete() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.integers(1, 3), st.sampled_from([W1, W2]))))
+def test_whatever_comes_the_accepted_tokens_are_a_prefix_of_the_true_answer(
+    rows: list[tuple[int, int, int, WorkerId]],
+) -> None:
+    truth = tuple(range(100, 120))
+    one = answer(max_tokens=20)
+    for first_index, count, attempt, worker in rows:
+        before = tuple(one.output_ids)
+        heard = one.accept(worker, row(first_index, *truth[first_index : first_index + count], attempt=attempt))
+        if isinstance(heard, Lost):
+            assert tuple(one.output_ids) == before
+            one.try_again(blameless=True)
+        else:
+            assert before + heard.token_ids == tuple(one.output_ids)
+        assert tuple(one.output_ids) == truth[: len(one.output_ids)]

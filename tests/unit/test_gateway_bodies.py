@@ -1,0 +1,237 @@
+"""Bodies: what is taken, what is refused, and that a refusal names the field."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.asked import Limits, chat_of, check, limits_of, prompt_ids_of, sampling_of, stops_of
+from services.gateway.bodies import ChatBody, CompletionBody, read_body
+from services.gateway.tokenizer import ModelTokenizer
+from services.worker.fake_tokenizer import VOCABULARY, fake_tokenizer_files
+from shared.errors import InvalidParameter, PromptTooLong
+from shared.protocol.messages import Sampling
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+TOKENIZER = ModelTokenizer(fake_tokenizer_files())
+
+
+def chat(**fields: Any) -> ChatBody:
+    body = read_body(ChatBody, msgspec.json.encode({"model": "m", "messages": MESSAGES, **fields}))
+    check(body)
+    return body
+
+
+def completion(**fields: Any) -> CompletionBody:
+    body = read_body(CompletionBody, msgspec.json.encode({"model": "m", "prompt": "hi", **fields}))
+    check(body)
+    return body
+
+
+ACCEPTED = [
+    {},
+    {"temperature": 0},
+    {"temperature": 2.0, "top_p": 1, "top_k": -1},
+    {"temperature": None, "top_p": None, "stop": None, "seed": None, "max_tokens": None, "n": None, "stream": None},
+    {"seed": -(2**63)},
+    {"seed": 2**63 - 1},
+    {"stop": "\n"},
+    {"stop": ["a", "b", "c", "d"]},
+    {"stop": []},
+    {"n": 1},
+    {"user": "me", "metadata": {"a": "b"}, "store": False},
+    {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": None}},
+    {"stream": True, "stream_options": {}},
+    {"ignore_eos": True, "max_tokens": 1},
+    {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "response_format": {"type": "text"}},
+    {"tools": None, "response_format": None, "logit_bias": None, "functions": None, "audio": None},
+    {"logprobs": False, "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0},
+    {"min_p": 0, "repetition_penalty": 1.0, "min_tokens": 0, "priority": 0, "best_of": 1, "echo": False},
+]
+
+REFUSED = [
+    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 999999}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": -1}, "top_p"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": -(2**63) - 1}, "seed"),
+    ({"seed": 2**70}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": list("abcde")}, "stop"),
+    ({"stop": "x" * 1025}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop": ["a", 5]}, "stop[1]"),
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": 2}, "n"),
+    ({"n": 1000}, "n"),
+    ({"n": "a"}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 0, "stream": True}, "n"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"nope": 1}}, "stream_options.nope"),
+    ({"store": True}, "store"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "nope"}}, "response_format"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 0}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logit_bias": {"AI": -100}}, "logit_bias"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": 0.1}, "frequency_penalty"),
+    ({"frequency_penalty": False}, "frequency_penalty"),
+    ({"min_tokens": 5}, "min_tokens"),
+    ({"best_of": 2}, "best_of"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "end"}, "suffix"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"no_such_field": 1}, "no_such_field"),
+    ({"no_such_field": None}, "no_such_field"),
+]
+
+REFUSED_CHATS = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "pirate", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [*MESSAGES, {"role": "tool", "content": "4"}]}, "messages[1].role"),
+    ({"messages": [{"role": "user", "content": "hi", "tool_calls": []}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"prompt": "hi"}, "prompt"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"modalities": ["audio"]}, "modalities"),
+]
+
+
+@pytest.mark.parametrize("fields", ACCEPTED)
+def test_what_asks_for_nothing_else_is_taken_on_both_routes(fields: dict[str, Any]) -> None:
+    assert chat(**fields).model == "m"
+    assert completion(**fields).model == "m"
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED)
+def test_a_refusal_names_the_field_on_both_routes(fields: dict[str, Any], param: str) -> None:
+    for read in (chat, completion):
+        with pytest.raises(InvalidParameter) as refused:
+            read(**fields)
+        assert refused.value.param == param
+        assert param in str(refused.value)
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED_CHATS)
+def test_a_refused_chat_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        chat(**fields)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"model":"m","messages":[{"role":"user","content":"x"}], x}',
+        b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidParameter, match="body"):
+        read_body(ChatBody, data)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        read_body(CompletionBody, b'{"model":"m"}')
+    assert refused.value.param == "prompt"
+
+
+def test_text_parts_become_one_text_and_a_developer_speaks_as_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = chat(messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}])
+    assert chat_of(body) == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a\nb"}]
+
+
+def test_the_models_own_defaults_stand_where_the_request_says_nothing() -> None:
+    defaults = Sampling(temperature=0.6, top_p=0.9, top_k=20)
+    assert sampling_of(chat(), defaults, 7) == Sampling(0.6, 0.9, 20, 7)
+    asked = chat(temperature=0, top_p=0.5, top_k=-1, seed=3)
+    assert sampling_of(asked, defaults, 7) == Sampling(0.0, 0.5, 0, 3)
+
+
+def test_stop_strings_are_a_list_whatever_form_they_came_in() -> None:
+    assert stops_of(chat()) == ()
+    assert stops_of(chat(stop="a")) == ("a",)
+    assert stops_of(chat(stop=["a", "b"])) == ("a", "b")
+
+
+def test_a_chat_gets_all_the_room_there_is_and_a_completion_sixteen_tokens() -> None:
+    assert limits_of(chat(), 100).max_tokens(40) == 60
+    assert limits_of(completion(), 100).max_tokens(40) == 16
+    assert limits_of(completion(), 100).max_tokens(90) == 10
+    assert limits_of(chat(max_tokens=5), 100).max_tokens(40) == 5
+    assert limits_of(chat(max_tokens=5, max_completion_tokens=6), 100).max_tokens(40) == 6
+
+
+@pytest.mark.parametrize(("asked", "prompt_tokens", "total"), [(61, 40, 101), (None, 100, 101), (1, 400, 401)])
+def test_what_exceeds_the_length_served_is_refused_with_both_numbers(
+    asked: int | None, prompt_tokens: int, total: int
+) -> None:
+    with pytest.raises(PromptTooLong, match=rf"maximum context length is 100 tokens.*requested {total} tokens"):
+        Limits(asked, None, 100, "messages").max_tokens(prompt_tokens)
+
+
+def test_a_prompt_is_text_or_one_list_of_ids() -> None:
+    ids = (104, 105)
+    for prompt in ("hi", ["hi"], [104, 105], [[104, 105]]):
+        assert prompt_ids_of(completion(prompt=prompt), TOKENIZER) == ids
+    assert prompt_ids_of(completion(prompt=[VOCABULARY - 1]), TOKENIZER) == (VOCABULARY - 1,)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", [], [[]], [""], ["a", "b"], [[1], [2]], [VOCABULARY], [-1], [1.5], [True], [None], [2**80], [{}]]
+)
+def test_any_other_prompt_is_refused_by_name(prompt: object) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        prompt_ids_of(completion(prompt=prompt), TOKENIZER)
+    assert refused.value.param == "prompt"
+
+
+def test_a_chat_is_rendered_by_the_models_own_template() -> None:
+    assert TOKENIZER.decode(prompt_ids_of(chat(), TOKENIZER)) == "user: hi\nassistant: "
+
+
+def test_a_template_that_refuses_a_chat_refuses_the_request() -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    picky = ModelTokenizer(msgspec.structs.replace(fake_tokenizer_files(), chat_template=template))
+    with pytest.raises(InvalidParameter, match="roles must alternate"):
+        prompt_ids_of(chat(), picky)
+
+
+def test_a_model_without_a_template_takes_no_chats() -> None:
+    plain = ModelTokenizer(msgspec.structs.replace(fake_tokenizer_files(), chat_template=None))
+    with pytest.raises(InvalidParameter, match="no chat template"):
+        prompt_ids_of(chat(), plain)

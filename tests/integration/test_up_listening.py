@@ -14,6 +14,8 @@ from services.embedded_valkey import embedded_valkey
 from services.listening import choose_port, is_ready, url_of
 from shared.errors import StartupError
 
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - the point of these tests: whoever listens everywhere is found here
+
 
 def test_port_zero_becomes_one_that_is_free() -> None:
     port = choose_port("127.0.0.1", 0)
@@ -21,7 +23,7 @@ def test_port_zero_becomes_one_that_is_free() -> None:
         assert server.getsockname()[1] == port != 0
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", EVERYWHERE, "localhost"])
 def test_a_taken_port_is_named(host: str) -> None:
     with socket.create_server((host, 0)) as server:
         port = server.getsockname()[1]
@@ -70,15 +72,14 @@ async def test_only_status_200_is_ready(answer: bytes, ready: bool) -> None:
 
 async def test_a_gateway_that_listens_everywhere_is_asked_here() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n") as port:
-        assert await is_ready("0.0.0.0", port)
+        assert await is_ready(EVERYWHERE, port)
 
 
 async def test_nobody_is_not_ready() -> None:
     assert not await is_ready("127.0.0.1", choose_port("127.0.0.1", 0))
 
 
-def test_valkeys_folder_is_private_and_does_not_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+def test_valkeys_folder_is_private_and_does_not_outlive_it() -> None:
     with embedded_valkey() as valkey:
         folder = valkey.socket.parent
         assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IRWXU

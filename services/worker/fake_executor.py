@@ -6,7 +6,7 @@ through it; the next token is a hash of what was read, so that a wrong block is 
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +43,13 @@ class FakeExecutor:
 
     vocabulary = VOCABULARY
 
-    def __init__(self, blocks: int, *, step_s: float = 0.0, clock: Clock = monotonic) -> None:
+    def __init__(
+        self, blocks: int, *, step_s: float = 0.0, clock: Clock = monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.size = WorkerSize(blocks, BLOCK_TOKENS, FAKE_MAX_MODEL_LEN)
         self._step_s = step_s
         self._clock = clock
+        self._sleep = sleep
         self.forget()
 
     def forget(self) -> None:
@@ -82,7 +85,7 @@ class FakeExecutor:
     def _sleep_until(self, end_s: float) -> None:
         left_s = end_s - self._clock()
         if left_s > 0:
-            time.sleep(left_s)
+            self._sleep(left_s)
 
 
 def load_fake(settings: WorkerSettings, _progress: Progress) -> Loaded:

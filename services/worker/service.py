@@ -127,7 +127,9 @@ async def _live(workplace: Workplace, loaded: Loaded, model: str, value: bytes, 
         log.info("worker_ready", worker=worker, blocks=size.blocks, dtype=loaded.dtype)
         ended = await _one_life(life, value, stopping)
         log.info("worker_life_ended", worker=worker, why=ended, **_fields(life.counts))
-        await leave(workplace.bus, part)
+        if ended == "stopping":
+            await leave(workplace.bus, part)
+        # else its streams stay until they expire: the leader has yet to read why this life ended
         # whatever a step left in the pool belongs to requests that are run again elsewhere, or here from the start
         await workplace.thread.call(loaded.executor.forget)
 

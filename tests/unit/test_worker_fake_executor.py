@@ -1,0 +1,97 @@
+"""The fake executor: a wrong block is a wrong token, or a failed step."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from services.worker.executor import Draw, Row
+from services.worker.fake_executor import FakeExecutor, WrongBlock, fake_next_token
+from services.worker.fake_tokenizer import EOS_ID, fake_tokenizer_files
+from shared.ids import BlockId, RequestId
+from shared.protocol.messages import Sampling
+
+
+def row(name: str, ids: tuple[int, ...], *table: int, start: int = 0) -> Row:
+    draw = Draw(Sampling(), start + len(ids))
+    return Row(RequestId(name), start, ids, tuple(BlockId(block) for block in table), draw)
+
+
+def test_the_next_token_is_the_hash_of_the_context_read_back_through_the_table() -> None:
+    executor = FakeExecutor(8)
+    prompt = tuple(range(40))
+    (token,) = executor.execute((row("a", prompt, 5, 0, 3),))
+    assert token == fake_next_token(prompt)
+    (after,) = executor.execute((row("a", (7,), 5, 0, 3, start=40),))
+    assert after == fake_next_token((*prompt, 7))
+
+
+def test_chunks_and_whole_prompts_give_the_same_token() -> None:
+    executor = FakeExecutor(8)
+    prompt = tuple(range(40))
+    executor.execute((row("a", prompt[:17], 1, 2, 3),))
+    (token,) = executor.execute((row("a", prompt[17:], 1, 2, 3, start=17),))
+    assert token == fake_next_token(prompt)
+
+
+def test_a_table_with_swapped_blocks_is_noticed() -> None:
+    executor = FakeExecutor(8)
+    executor.execute((row("a", tuple(range(32)), 1, 2),))
+    with pytest.raises(WrongBlock, match="position 0 reads back position 16"):
+        executor.execute((row("a", (9,), 2, 1, 3, start=32),))
+
+
+def test_a_block_that_somebody_else_overwrote_gives_another_token() -> None:
+    executor = FakeExecutor(8)
+    executor.execute((row("a", tuple(range(16)), 1),))
+    executor.execute((row("thief", tuple(range(100, 116)), 1),))
+    (token,) = executor.execute((row("a", (9,), 1, 2, start=16),))
+    assert token != fake_next_token((*range(16), 9))
+
+
+def test_forgetting_empties_the_pool() -> None:
+    executor = FakeExecutor(8)
+    executor.execute((row("a", tuple(range(16)), 1),))
+    executor.forget()
+    with pytest.raises(WrongBlock):
+        executor.execute((row("a", (9,), 1, 2, start=16),))
+
+
+def test_tokens_are_printable_bytes_and_one_in_64_ends() -> None:
+    counts = Counter(fake_next_token((seed, 1)) for seed in range(20_000))
+    assert set(counts) <= {*range(32, 127), EOS_ID}
+    assert 0.8 < counts[EOS_ID] / (20_000 / 64) < 1.2
+
+
+def test_a_step_takes_as_long_as_it_is_told() -> None:
+    slept_s: list[float] = []
+    now_s = iter([10.0, 11.0, 20.0, 24.0])  # the first step is busy for one second, the second for four
+    executor = FakeExecutor(2, step_s=3.0, clock=lambda: next(now_s), sleep=slept_s.append)
+    executor.execute((row("a", (1,), 0),))
+    executor.execute((row("a", (1,), 0, start=1),))
+    assert slept_s == [2.0]
+
+
+@given(st.text())
+def test_the_byte_tokenizer_gives_back_every_text(text: str) -> None:
+    tokenizer = Tokenizer.from_str(fake_tokenizer_files().tokenizer_json.decode())
+    ids = tokenizer.encode(text).ids
+    if "<|" not in text:
+        assert ids == list(text.encode())
+    stream = DecodeStream(skip_special_tokens=True)
+    pieces = [piece for token in ids if (piece := stream.step(tokenizer, token)) is not None]
+    if "<|" not in text:
+        assert "".join(pieces) == text
+
+
+def test_the_fake_worker_starts_without_torch() -> None:
+    code = (
+        "import services.worker.service, services.worker.fake_executor, sys; "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,0 +1,326 @@
+"""The worker on a bus: claims, plans, repeats, gaps, failing steps and deaths, with the fake executor."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pytest
+
+from services.worker.executor import Batch, Loaded, Outcome
+from services.worker.fake_executor import FakeExecutor, fake_next_token
+from services.worker.fake_tokenizer import fake_tokenizer_files
+from services.worker.progress import Progress
+from services.worker.service import content_hash_of, serve_on
+from shared.bus.memory import MemoryBus, MemoryServer
+from shared.bus.port import Entry, Write
+from shared.errors import BusUnavailable, StartupError
+from shared.ids import START, BlockId, EntryId, GatewayId, RequestId, WorkerId
+from shared.protocol import names
+from shared.protocol.codec import decode, decode_as, encode
+from shared.protocol.messages import (
+    CancelRequest,
+    ClaimWorker,
+    Message,
+    NewRequest,
+    PlanRefused,
+    Registration,
+    ResultRow,
+    Slice,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    SubmitRequest,
+    TokenBatch,
+    TokenizerFiles,
+    WorkerState,
+)
+from shared.runtime.settings import WorkerSettings
+
+MODEL = "fake-model"
+SETTINGS = WorkerSettings(model="./fake", served_model_name=MODEL, executor="fake")
+PROMPT = (10, 11, 12)
+WITHIN_S = 5.0
+_T = TypeVar("_T")
+
+
+class Breaking:
+    """A fake executor whose next step can be made to raise, or to wait for a signal."""
+
+    def __init__(self) -> None:
+        self._inner = FakeExecutor(64)
+        self.size = self._inner.size
+        self.vocabulary = self._inner.vocabulary
+        self.breaks = False
+        self.forgotten = 0
+
+    def forget(self) -> None:
+        self.forgotten += 1
+        self._inner.forget()
+
+    def execute(self, batch: Batch) -> tuple[Outcome, ...]:
+        if self.breaks:
+            self.breaks = False
+            raise RuntimeError("out of luck")
+        return self._inner.execute(batch)
+
+
+class Flaky(MemoryBus):
+    """A bus that does not answer some of its next publications, after or before they had their effect."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server)
+        self.lost_answers = 0
+
+    async def publish(self, writes: Sequence[Write], *, trim: tuple[str, EntryId] | None = None) -> None:
+        await super().publish(writes, trim=trim)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise BusUnavailable("the answer was lost")
+
+
+@dataclass
+class Leader:
+    """What a leading scheduler and a gateway do on the bus, by hand."""
+
+    bus: MemoryBus
+    worker_bus: Flaky
+    executor: Breaking
+    stopping: asyncio.Event
+    cursors: dict[str, EntryId] = field(default_factory=dict)
+
+    async def worker(self, *, other_than: str = "") -> WorkerId:
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                parts = await self.bus.parts(names.members("worker", MODEL))
+                found = sorted(set(parts) - {other_than})
+                if found:
+                    return WorkerId(found[0])
+                await asyncio.sleep(0)
+
+    async def send(self, worker: WorkerId, *messages: Message) -> None:
+        await self.bus.publish([Write(names.plans(worker), encode(message)) for message in messages])
+
+    async def next(self, kind: type[_T], stream: str) -> _T:
+        entries: list[Entry] = []
+        async with asyncio.timeout(WITHIN_S):
+            while not entries:
+                cursor = self.cursors.get(stream, START)
+                entries = await self.bus.read({stream: cursor}, block_s=1.0, count=1)
+        self.cursors[stream] = entries[0].id
+        return decode_as(kind, entries[0].data)
+
+    async def answer(self, worker: WorkerId, kind: type[_T]) -> _T:
+        return await self.next(kind, names.results(worker))
+
+    async def claim(self, worker: WorkerId) -> WorkerState:
+        await self.send(worker, ClaimWorker("nonce"))
+        return await self.answer(worker, WorkerState)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Leader]:
+    server = MemoryServer()
+    bus = Flaky(server)
+    executor = Breaking()
+    stopping = asyncio.Event()
+    leader = Leader(MemoryBus(server), bus, executor, stopping)
+
+    def load(_settings: WorkerSettings, _progress: Progress) -> Loaded:
+        return Loaded(executor, fake_tokenizer_files(), "none")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve_on(bus, SETTINGS, stopping, load=load))
+        yield leader
+        stopping.set()
+
+
+def submit(name: str = "r", **fields: object) -> SubmitRequest:
+    given = {"attempt": 0, "gateway": GatewayId("g"), "prompt_ids": PROMPT, "max_tokens": 50, **fields}
+    return SubmitRequest(RequestId(name), **given)  # type: ignore[arg-type] # fields by name
+
+
+def first_plan(epoch: int = 1, request: SubmitRequest | None = None) -> StepPlan:
+    request = request or submit(ignore_eos=True)
+    new = NewRequest(request, EntryId("1-1"), 0, (BlockId(0),))
+    return StepPlan(epoch, 1, new=(new,), slices=(Slice(request.request, 0, len(PROMPT)),))
+
+
+def decode_plan(step: int, epoch: int = 1) -> StepPlan:
+    return StepPlan(epoch, step, slices=(Slice(RequestId("r"), len(PROMPT) + step - 2, 1),))
+
+
+async def test_a_worker_registers_with_its_tokenizer_and_both_its_streams() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        value = (await leader.bus.parts(names.members("worker", MODEL)))[worker]
+        registration = decode_as(Registration, value)
+        assert registration.tokenizer == content_hash_of(fake_tokenizer_files())
+        stored = await leader.bus.get(names.tokenizer(registration.tokenizer))
+        assert stored is not None
+        assert decode_as(TokenizerFiles, stored).eos_ids == (256,)
+
+
+async def test_a_claim_is_answered_with_what_the_worker_holds() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        state = await leader.claim(worker)
+        assert (state.worker, state.epoch, state.nonce, state.residents) == (worker, 1, "nonce", ())
+        assert state.size == leader.executor.size
+
+
+async def test_tokens_go_to_the_gateway_and_the_result_to_the_leader() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.bus.make_stream(names.tokens(GatewayId("g")))
+        await leader.claim(worker)
+        await leader.send(worker, first_plan())
+        result = await leader.answer(worker, StepResult)
+        first = fake_next_token(PROMPT)
+        assert result.rows == (ResultRow(RequestId("r"), 0, (first,)),)
+        batch = await leader.next(TokenBatch, names.tokens(GatewayId("g")))
+        assert batch.worker == worker
+        assert batch.rows[0].token_ids == (first,)
+
+
+async def test_several_plans_at_once_are_executed_in_order_and_their_entries_go() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        await leader.send(worker, first_plan(), decode_plan(2), decode_plan(3))
+        context = list(PROMPT)
+        for step in (1, 2, 3):
+            result = await leader.answer(worker, StepResult)
+            context.append(fake_next_token(context))
+            assert (result.step, result.rows[0].token_ids) == (step, (context[-1],))
+        assert await leader.bus.length(names.plans(worker)) == 0
+
+
+async def test_a_plan_without_slices_is_answered_too() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        await leader.send(worker, StepPlan(1, 1, released=(RequestId("gone"),)))
+        assert (await leader.answer(worker, StepResult)).rows == ()
+
+
+async def test_a_repeated_plan_is_executed_once() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        await leader.send(worker, first_plan(), first_plan(), decode_plan(2))
+        assert [(await leader.answer(worker, StepResult)).step for _ in range(2)] == [1, 2]
+
+
+async def test_a_gap_is_refused_until_the_worker_is_claimed_again() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        await leader.send(worker, first_plan(), decode_plan(3))
+        await leader.answer(worker, StepResult)
+        assert await leader.answer(worker, PlanRefused) == PlanRefused(1, expected=2, got=3)
+        state = await leader.claim(worker)
+        assert state.epoch == 2
+        assert state.residents[0].output_ids == (fake_next_token(PROMPT),)
+        await leader.send(worker, StepPlan(2, 1, slices=(Slice(RequestId("r"), 3, 1),)))
+        assert (await leader.answer(worker, StepResult)).rows[0].token_ids
+
+
+async def test_a_cancelled_request_is_released_and_forgotten() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        await leader.send(worker, first_plan(), StepPlan(1, 2, released=(RequestId("r"),)))
+        await leader.answer(worker, StepResult)
+        await leader.answer(worker, StepResult)
+        assert (await leader.claim(worker)).residents == ()
+
+
+async def test_a_step_that_raises_is_told_and_the_worker_goes_on_under_a_new_id() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        leader.executor.breaks = True
+        await leader.send(worker, first_plan())
+        second = await leader.worker(other_than=worker)
+        failed = await leader.answer(worker, StepFailed)
+        assert failed == StepFailed(1, 1, "RuntimeError: out of luck")
+        state = await leader.claim(second)
+        assert (state.epoch, state.residents) == (1, ())
+        assert leader.executor.forgotten == 1
+        await leader.send(second, first_plan())
+        assert (await leader.answer(second, StepResult)).rows[0].token_ids == (fake_next_token(PROMPT),)
+
+
+async def test_who_finds_itself_declared_dead_registers_under_a_new_id() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        await leader.bus.declare_dead(worker)
+        second = await leader.worker(other_than=worker)
+        assert (await leader.claim(second)).epoch == 1
+
+
+async def test_a_message_that_cannot_be_read_goes_to_the_dead_letters_and_the_rest_goes_on() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.bus.publish([Write(names.plans(worker), b"\x93what")])
+        await leader.send(worker, CancelRequest(RequestId("r"), 0))
+        assert (await leader.claim(worker)).epoch == 1
+        letters = await leader.bus.read({names.DEAD_LETTER: START}, block_s=1.0)
+        assert [letter.data[:5] for letter in letters] == [b"\x93what", letters[1].data[:5]]
+        assert isinstance(decode(letters[1].data), CancelRequest)
+
+
+async def test_a_publication_whose_answer_was_lost_is_repeated_with_the_same_position() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        leader.worker_bus.lost_answers = 1
+        await leader.send(worker, first_plan())
+        first, again = [await leader.answer(worker, StepResult) for _ in range(2)]
+        assert first == again
+
+
+async def test_stopping_takes_the_worker_off_the_list() -> None:
+    async with serving() as leader:
+        await leader.worker()
+        members = names.members("worker", MODEL)
+    assert await leader.bus.parts(members) == {}
+
+
+async def test_stopping_while_it_loads_ends_without_registering() -> None:
+    bus = MemoryBus(MemoryServer())
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def load(_settings: WorkerSettings, progress: Progress) -> Loaded:
+        loop.call_soon_threadsafe(stopping.set)
+        assert progress.stopping.wait(WITHIN_S)
+        progress.check()
+        raise AssertionError("went on loading")
+
+    async with asyncio.timeout(WITHIN_S):
+        await serve_on(bus, SETTINGS, stopping, load=load)
+    assert await bus.parts(names.members("worker", MODEL)) == {}
+
+
+async def test_a_model_that_cannot_be_had_ends_the_start_with_its_sentence() -> None:
+    def load(_settings: WorkerSettings, _progress: Progress) -> Loaded:
+        raise StartupError("there is no such model")
+
+    with pytest.raises(StartupError, match="no such model"):
+        await serve_on(MemoryBus(MemoryServer()), SETTINGS, asyncio.Event(), load=load)
+
+
+async def test_the_fake_executor_is_what_its_setting_names() -> None:
+    server = MemoryServer()
+    stopping = asyncio.Event()
+    bus = MemoryBus(server)
+    leader = Leader(bus, Flaky(server), Breaking(), stopping)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve_on(MemoryBus(server), SETTINGS, stopping))
+        state = await leader.claim(await leader.worker())
+        assert (state.size.blocks, state.size.max_model_len) == (8192, 8192)
+        stopping.set()

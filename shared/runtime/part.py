@@ -8,13 +8,17 @@ import socket
 import structlog
 
 from shared.bus.port import BEAT_S, Bus, Part
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, StartupError
 from shared.protocol import names
 from shared.protocol.codec import encode
 from shared.protocol.messages import Registration
 
 INSTANCE_VARIABLE = "SLIPSTREAM_INSTANCE"
 """Set by a supervisor, so that it knows the ids of a process it saw die: they are ``{kind}-{instance}.{life}``."""
+
+BUS_START_S = 10.0
+"""How long a Redis that is still starting is waited for."""
+_RETRY_S = 0.2
 
 log = structlog.get_logger()
 
@@ -35,6 +39,21 @@ class Identity:
 def registration(kind: names.Kind, model: str, *, tokenizer: str = "") -> bytes:
     """Return what the others may know of this process, encoded."""
     return encode(Registration(kind, model, socket.gethostname(), os.getpid(), tokenizer))
+
+
+async def wait_for_bus(bus: Bus, stopping: asyncio.Event) -> None:
+    """Wait until Redis answers, or stopping is set. Raises StartupError if it does not, or if it would lose work."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + BUS_START_S
+    while not stopping.is_set():
+        try:
+            await bus.check()
+        except BusUnavailable as error:
+            if loop.time() > deadline_s:
+                raise StartupError(str(error)) from error
+            await asyncio.sleep(_RETRY_S)
+        else:
+            return
 
 
 async def keep_beating(bus: Bus, part: Part, value: bytes) -> None:

@@ -1,0 +1,76 @@
+"""How one worker is commanded: claims, epochs, steps, and what it has not answered (DESIGN §4)."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from shared.ids import EntryId, WorkerId
+from shared.protocol.messages import PlanRefused, StepFailed, StepResult, WorkerState
+from shared.scheduling.timing import StepTimes
+
+FromWorker = WorkerState | StepResult | StepFailed | PlanRefused
+UNANSWERED_S = 30.0
+_LONGEST_STEPS = 20
+
+
+@dataclass(slots=True)
+class Command:
+    """The leader's side of one worker. ``nonce`` stands while a claim is unanswered; nothing is planned meanwhile."""
+
+    worker: WorkerId
+    nonce: str | None
+    asked_s: float
+    """When the claim was published."""
+    epoch: int = 0
+    step: int = 0
+    published_s: deque[float] = field(default_factory=deque)
+    """When the plans in flight were published, oldest first."""
+    running_since_s: float = 0.0
+    """When the oldest plan in flight began to run."""
+    is_idle: bool = False
+    """The last attempt to plan found nothing to do; there is no other before an event."""
+    cancels: list[EntryId] = field(default_factory=list)
+    """Cancellations that the next plan carries: their entries go with it."""
+    times: StepTimes = field(default_factory=StepTimes)
+
+    @property
+    def is_claimed(self) -> bool:
+        """True once the claim has been answered."""
+        return self.nonce is None
+
+    def claimed(self, epoch: int, now_s: float) -> None:
+        """Begin to plan in a new epoch."""
+        self.nonce, self.epoch, self.step, self.running_since_s = None, epoch, 0, now_s
+        self.published_s.clear()
+
+    def reclaim(self, nonce: str, now_s: float) -> None:
+        """Ask again who the worker is and what it holds."""
+        self.nonce, self.asked_s, self.is_idle = nonce, now_s, False
+        self.published_s.clear()
+
+    def next_number(self, now_s: float) -> int:
+        """Count a plan as published and return its step."""
+        if not self.published_s:
+            self.running_since_s = now_s
+        self.published_s.append(now_s)
+        self.step += 1
+        return self.step
+
+    def awaits(self, message: FromWorker) -> bool:
+        """Return whether a message answers what this leader asked last: its claim, or its oldest plan in flight."""
+        if isinstance(message, WorkerState):
+            return message.nonce == self.nonce
+        if not self.is_claimed or message.epoch != self.epoch:
+            return False
+        if isinstance(message, StepResult):
+            return bool(self.published_s) and message.step == self.step - len(self.published_s) + 1
+        return True
+
+    def answered(self, now_s: float) -> None:
+        """Count the oldest plan in flight as answered: the next one runs from now."""
+        self.published_s.popleft()
+        self.running_since_s = now_s
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Return whether a claim or a plan has been unanswered for so long that the worker must be dead."""
+        since_s = self.asked_s if self.nonce is not None else min(self.published_s, default=now_s)
+        return now_s - max(since_s, self.running_since_s) > max(UNANSWERED_S, _LONGEST_STEPS * self.times.longest_s)

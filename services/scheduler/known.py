@@ -1,0 +1,67 @@
+"""Every request that the leader holds: message, arrival, and its entry in ``requests`` until that is settled."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shared.ids import EntryId, GatewayId, RequestId
+from shared.protocol.messages import SubmitRequest
+
+
+@dataclass(slots=True)
+class Known:
+    """One held request. ``entry`` is its submission in ``requests``, None once that has been settled or never seen."""
+
+    submit: SubmitRequest
+    arrival: EntryId
+    entry: EntryId | None
+    noticed: int
+    """Position in the order in which this leader learnt of requests."""
+
+
+class KnownRequests:
+    """Requests by id. What one says of its entry is what is still to be deleted."""
+
+    def __init__(self) -> None:
+        self._known: dict[RequestId, Known] = {}
+        self.noticed = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(self._known.values())
+
+    def get(self, request: RequestId) -> Known | None:
+        """Return a held request, if it is held."""
+        return self._known.get(request)
+
+    def add(self, submit: SubmitRequest, arrival: EntryId, entry: EntryId | None) -> None:
+        """Hold a request from now on."""
+        self.noticed += 1
+        self._known[submit.request] = Known(submit, arrival, entry, self.noticed)
+
+    def message(self, request: RequestId) -> tuple[SubmitRequest, EntryId]:
+        """Return message and arrival of a held request. Raises KeyError for any other."""
+        known = self._known[request]
+        return known.submit, known.arrival
+
+    def settled(self, request: RequestId) -> tuple[EntryId, ...]:
+        """Take a request's entry for deletion, if it still stands."""
+        known = self._known.get(request)
+        if known is None or known.entry is None:
+            return ()
+        entry, known.entry = known.entry, None
+        return (entry,)
+
+    def forget(self, request: RequestId) -> tuple[EntryId, ...]:
+        """Hold a request no longer; return its entry for deletion, if it still stands."""
+        entries = self.settled(request)
+        self._known.pop(request, None)
+        return entries
+
+    def of_gateways(self) -> dict[GatewayId, list[Known]]:
+        """Return all that is held, by gateway."""
+        by_gateway: dict[GatewayId, list[Known]] = {}
+        for known in self._known.values():
+            by_gateway.setdefault(known.submit.gateway, []).append(known)
+        return by_gateway

@@ -1,0 +1,230 @@
+"""One leader's turn: from the moment it has the lease until it loses it. Reads, lets the leader decide, publishes."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from services.scheduler.leader import Leader, Pace
+from services.scheduler.outbox import Outbox
+from services.scheduler.reading import Reading
+from shared.bus.port import EXPIRY_S, LEASE_S, RENEWAL_S, Bus, Entry, Lease
+from shared.errors import BusUnavailable, LeaseLost, ProtocolError
+from shared.ids import START, EntryId, WorkerId
+from shared.paging.reservation import RESERVATIONS
+from shared.protocol import names
+from shared.protocol.codec import decode
+from shared.protocol.messages import (
+    CancelRequest,
+    PlanRefused,
+    StepFailed,
+    StepResult,
+    SubmitRequest,
+    WorkerState,
+)
+from shared.runtime.clock import Clock
+from shared.runtime.settings import SchedulerSettings
+from shared.scheduling.limits import Limits
+from shared.scheduling.planner import Planner
+from shared.scheduling.policies import POLICIES
+
+HELD_S = 1.0
+POLL_S = 0.5
+RETRY_S = 0.1
+
+_T = TypeVar("_T")
+
+log = structlog.get_logger()
+
+
+class Every:
+    """A duty that recurs: due at once, and then a period after it was last done."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self.due_s = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether it is time."""
+        return now_s >= self.due_s
+
+    def done(self, now_s: float) -> None:
+        """Begin the next period."""
+        self.due_s = now_s + self._period_s
+
+
+class Leading:
+    """The shell around a `Leader`: one task reads, this one applies, plans, publishes and keeps the lease."""
+
+    def __init__(self, bus: Bus, settings: SchedulerSettings, lease: Lease, clock: Clock) -> None:
+        self._bus, self._lease, self._clock = bus, lease, clock
+        self._model = settings.model_name
+        self._requests = names.requests(self._model)
+        limits = Limits(settings.max_num_batched_tokens, settings.sequences)
+        planner = Planner(POLICIES[settings.policy], limits, RESERVATIONS[settings.kv_manager])
+        pace = Pace(settings.plan_depth, settings.max_model_len)
+        self._leader = Leader(planner, pace, Outbox(self._requests), lambda: secrets.token_hex(8))
+        self._reading = Reading(bus)
+        self._read_to = START
+        """The last entry of ``requests`` that was applied."""
+        self._reads_requests = False
+        self._first_workers: set[WorkerId] | None = None
+        self._gateways: frozenset[str] = frozenset()
+        self._renewed_s = clock()
+        self._trusts_beats_from_s = 0.0
+        self._renewal, self._poll, self._held = Every(RENEWAL_S), Every(POLL_S), Every(HELD_S)
+
+    async def run(self) -> None:
+        """Lead until cancelled. Raises LeaseLost, in a group, when somebody else may lead."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reading.run())
+            tasks.create_task(self._act())
+
+    async def _act(self) -> None:
+        while True:
+            await self._duties()
+            self._leader.make_plans(self._clock())
+            await self._publish()
+            for entry in await self._next_entries():
+                await self._apply(entry)
+
+    async def _next_entries(self) -> list[Entry]:
+        """Return what has been read, waiting for the first until some duty or plan is due."""
+        moments = [self._renewal.due_s, self._poll.due_s, self._held.due_s, self._leader.next_plan_at()]
+        wait_s = min(moment for moment in moments if moment is not None) - self._clock()
+        entries = []
+        queue = self._reading.entries
+        if queue.empty() and wait_s > 0:
+            try:
+                entries.append(await asyncio.wait_for(queue.get(), wait_s))
+            except TimeoutError:
+                return []
+        while not queue.empty():
+            entries.append(queue.get_nowait())
+        return entries
+
+    # -- duties -------------------------------------------------------------------------------------------------
+
+    async def _duties(self) -> None:
+        if self._renewal.is_due(self._clock()):
+            await self._renew()
+        if self._poll.is_due(self._clock()):
+            await self._look_around()
+            self._poll.done(self._clock())
+        if self._held.is_due(self._clock()) or self._leader.held_is_due:
+            await self._say_held()
+            self._held.done(self._clock())
+
+    async def _renew(self) -> None:
+        """Keep the lease. A lease that ran out meanwhile may have been somebody else's: then all here is stale."""
+        if self._clock() - self._renewed_s > LEASE_S:
+            raise LeaseLost(f"{self._lease.owner} did not renew its lease in time")
+        started_s = self._clock()
+        if not await self._patiently(lambda: self._bus.take_lease(self._lease)):
+            raise LeaseLost(f"somebody else than {self._lease.owner} leads")
+        self._renewed_s = started_s
+        self._renewal.done(self._clock())
+
+    async def _look_around(self) -> None:
+        """Claim who is new, lose who is gone, and begin to read the waiting line once it is known who holds what."""
+        noticed = self._leader.known.noticed
+        workers = await self._patiently(lambda: self._bus.parts(names.members("worker", self._model)))
+        gateways = await self._patiently(lambda: self._bus.parts(names.members("gateway", self._model)))
+        self._gateways = frozenset(gateways)
+        now_s = self._clock()
+        await self._bury(frozenset(workers), noticed, now_s)
+        for worker in map(WorkerId, workers):
+            if worker not in self._leader.commands:
+                self._reading.follow(names.results(worker))
+                self._leader.claim(worker, now_s)
+        if self._first_workers is None:
+            self._first_workers = set(self._leader.commands)
+        self._leader.refuse_if_without_worker(now_s)
+        self._read_requests_if_known_who_holds_what()
+
+    async def _bury(self, workers: frozenset[str], noticed: int, now_s: float) -> None:
+        """Declare dead who has not beaten or not answered. Beats are not trusted for a while after an outage."""
+        dead: dict[WorkerId, str] = dict.fromkeys(self._leader.overdue(now_s), "it does not answer")
+        dead_gateways: list[str] = []
+        if now_s >= self._trusts_beats_from_s:
+            gone = [worker for worker in self._leader.commands if worker not in workers]
+            dead |= dict.fromkeys(gone, "its heart stopped")
+            dead_gateways = list(self._leader.lose_gateways(self._gateways, noticed))
+        for worker, why in dead.items():
+            self._leader.lose_worker(worker, why)
+            self._reading.leave(names.results(worker))
+        for part in (*dead, *dead_gateways):
+            await self._patiently(partial(self._bus.declare_dead, part))
+
+    def _read_requests_if_known_who_holds_what(self) -> None:
+        if self._reads_requests or self._first_workers is None:
+            return
+        open_claims = (w for w in self._first_workers if w in self._leader.commands)
+        if all(self._leader.commands[worker].is_claimed for worker in open_claims):
+            self._reads_requests = True
+            self._reading.follow(self._requests)
+
+    async def _say_held(self) -> None:
+        read_to = None
+        if self._reads_requests and self._leader.all_have_answered:
+            read_to = await self._patiently(lambda: self._bus.read_end(self._requests, self._read_to))
+        self._leader.say_held(self._gateways, read_to)
+
+    # -- entries ------------------------------------------------------------------------------------------------
+
+    async def _apply(self, entry: Entry) -> None:
+        try:
+            message = decode(entry.data)
+        except ProtocolError as error:
+            await self._put_aside(entry, str(error))
+        else:
+            match message:
+                case SubmitRequest() if entry.stream == self._requests:
+                    self._leader.read_submission(entry.id, message, self._clock())
+                case CancelRequest() if entry.stream == self._requests:
+                    self._leader.read_cancellation(entry.id, message)
+                case WorkerState() | StepResult() | StepFailed() | PlanRefused() if entry.stream != self._requests:
+                    self._leader.hear(self._worker_of(entry.stream), message, self._clock())
+                    self._read_requests_if_known_who_holds_what()
+                case _:
+                    await self._put_aside(entry, f"a {type(message).__name__} has no place in this stream")
+        self._count_as_applied(entry)
+
+    def _count_as_applied(self, entry: Entry) -> None:
+        if entry.stream == self._requests:
+            self._read_to = EntryId(entry.id)
+        else:
+            self._leader.outbox.applied(entry.stream, entry.id)
+
+    @staticmethod
+    def _worker_of(stream: str) -> WorkerId:
+        return WorkerId(stream.removeprefix(names.results(WorkerId(""))))
+
+    async def _put_aside(self, entry: Entry, error: str) -> None:
+        log.warning("dead_letter", stream=entry.stream, entry=entry.id, error=error)
+        await self._patiently(lambda: self._bus.dead_letter(entry, error))
+        if entry.stream == self._requests:
+            self._leader.outbox.settle([entry.id])
+
+    async def _publish(self) -> None:
+        write = self._leader.outbox.take()
+        if write is not None:
+            await self._patiently(lambda: self._bus.lead(self._lease, write))
+
+    async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat a call until Redis answers: all of them may come twice. Raises LeaseLost once the lease has run out.
+
+        After an outage beats are not trusted for one expiry: others could not beat either.
+        """
+        while True:
+            try:
+                return await call()
+            except BusUnavailable as error:
+                log.warning("bus_unavailable", error=str(error))
+                if self._clock() - self._renewed_s > LEASE_S:
+                    raise LeaseLost(f"{self._lease.owner} could not renew its lease: {error}") from error
+                self._trusts_beats_from_s = self._clock() + EXPIRY_S
+                await asyncio.sleep(RETRY_S)

@@ -1,0 +1,46 @@
+"""Between the core's words and the messages."""
+
+from shared.ids import EntryId, RequestId, entry_key
+from shared.protocol.messages import NewRequest, Resident, Slice, StepPlan, StepResult, SubmitRequest
+from shared.scheduling.planner import Outcome
+from shared.scheduling.request import Request
+from shared.scheduling.step import Step
+
+
+def request_of(submit: SubmitRequest, arrival: EntryId) -> Request:
+    """Return a submission as the planner sees it."""
+    return Request(
+        submit.request,
+        submit.attempt,
+        entry_key(arrival),
+        prompt_tokens=len(submit.prompt_ids),
+        max_tokens=submit.max_tokens,
+        output_tokens=len(submit.output_ids),
+    )
+
+
+def request_of_resident(resident: Resident) -> Request:
+    """Return a request that a worker remembers, with its table, as the planner sees it."""
+    request = request_of(resident.submit, resident.arrival)
+    request.output_tokens = len(resident.output_ids)
+    request.computed = resident.computed
+    request.blocks = list(resident.table)
+    return request
+
+
+def plan_of(
+    step: Step, epoch: int, number: int, submissions: dict[RequestId, tuple[SubmitRequest, EntryId]]
+) -> StepPlan:
+    """Return a step as the worker reads it; ``submissions`` has message and arrival of everyone who is new in it."""
+    new = []
+    for admission in step.admitted:
+        if admission.is_new:
+            submit, arrival = submissions[admission.request]
+            new.append(NewRequest(submit, arrival, 0, admission.blocks))
+    slices = tuple(Slice(s.request, s.start, s.count, s.new_blocks) for s in step.slices)
+    return StepPlan(epoch, number, tuple(new), slices, step.preempted, step.released)
+
+
+def outcomes_of(result: StepResult) -> list[Outcome]:
+    """Return what the slices of a step came to, for the planner."""
+    return [Outcome(row.request, row.attempt, ended=row.finish is not None) for row in result.rows]

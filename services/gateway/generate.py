@@ -84,15 +84,23 @@ class Generation(Generic[_Body]):
         await stream.response.prepare(request)
         async with stream.response:
             try:
-                await self._write(stream, head, ongoing, news)
+                await self._write_or_say_why(stream, head, ongoing, news)
             except OSError as error:  # the connection is gone, or took nothing for too long
                 log.info("client_lost", request=head.id, error=type(error).__name__)
-            except Exception:
-                log.exception("stream_crashed", request=head.id)
-                failed = GenerationFailed("internal error")
-                self._desk.owed.fail(RequestId(head.id), failed)
-                await stream.send(to_json(envelope(failed)))
         return stream.response
+
+    async def _write_or_say_why(self, stream: EventStream, head: Head, ongoing: Ongoing, news: News | None) -> None:
+        """Write the stream; the status line is out, so what nobody expected can only be told as an event."""
+        try:
+            await self._write(stream, head, ongoing, news)
+        except OSError:
+            raise
+        except Exception:
+            log.exception("stream_crashed", request=head.id)
+            failed = GenerationFailed("internal error")
+            self._desk.owed.fail(RequestId(head.id), failed)
+            await stream.send(to_json(envelope(failed)))
+            await stream.done()
 
     async def _write(self, stream: EventStream, head: Head, ongoing: Ongoing, news: News | None) -> None:
         has_begun = False

@@ -45,12 +45,13 @@ class Lives:
     async def _begin(self) -> None:
         gateway = GatewayId(self._identity.next_life())
         stream = names.tokens(gateway)
-        while True:
+        is_made = False
+        while not is_made:
             try:
                 await self._bus.make_stream(stream)
-                break
+                is_made = True
             except BusUnavailable as error:
-                log.warning("stream_not_made", stream=stream, error=str(error))
+                log.debug("stream_not_made", stream=stream, error=str(error))
                 await asyncio.sleep(RETRY_S)
         self._part = Part(gateway, names.members("gateway", self._model), (stream,))
         self._writer.gateway = gateway

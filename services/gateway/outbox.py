@@ -49,6 +49,10 @@ class Outbox:
         """Take back a submission that waits here, if there is one."""
         self._orders.pop((Submit, request), None)
 
+    def submissions(self) -> tuple[RequestId, ...]:
+        """Return the requests whose submission waits here."""
+        return tuple(order.request for order in self._orders.values() if isinstance(order, Submit))
+
     async def take(self) -> Order:
         """Wait for an order and remove the oldest."""
         while not self._orders:

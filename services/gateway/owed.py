@@ -68,6 +68,7 @@ class Owed:
         if is_known:
             self._cancel(ongoing)
         else:
+            self._outbox.forget(request)
             self._ended(request)
 
     def fail_all(self, error: ServingError) -> None:

@@ -9,7 +9,7 @@ from services.gateway.outbox import Cancel, Outbox, Submit
 from services.gateway.owed import Owed
 from shared.bus.port import Bus
 from shared.errors import BusUnavailable, NotServing, Overloaded
-from shared.ids import EntryId, GatewayId
+from shared.ids import EntryId, GatewayId, RequestId
 from shared.protocol import names
 from shared.protocol.codec import encode
 from shared.protocol.messages import CancelRequest, Message
@@ -81,11 +81,18 @@ class Writer:
             self.owed.fail(order.request, NotServing(f"the request could not be written: {error}"))
             return
         if entry is None:
-            self.owed.fail(order.request, Overloaded("the waiting line is full: try again"), is_known=False)
+            self._refuse(order.request)
             return
         answer.submitted(attempt, entry)
         if is_new:
             self._metrics.prompted(len(answer.wanted.prompt_ids))
+
+    def _refuse(self, request: RequestId) -> None:
+        """Refuse a request, and at once all newcomers behind it: the line was full after they came."""
+        for one in (request, *self.outbox.submissions()):
+            ongoing = self.owed.get(one)
+            if ongoing is not None and not ongoing.answer.arrival:
+                self.owed.fail(one, Overloaded("the waiting line is full: try again"), is_known=False)
 
     async def _enqueue(self, message: Message, *, bound: int | None) -> EntryId | None:
         entries = await self._bus.enqueue(self._stream, [encode(message)], bound=bound)

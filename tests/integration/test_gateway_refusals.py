@@ -150,3 +150,21 @@ async def test_a_body_that_is_too_large_is_a_413() -> None:
         async with setting.client.session.post("/v1/completions", data=body) as response:
             assert response.status == 413
             assert (await response.json())["error"]["code"] == "request_too_large"
+
+
+async def test_a_flood_gets_an_answer_each_and_as_many_as_there_is_room_for_are_taken() -> None:
+    async with gateway(max_queue=4) as setting, asyncio.TaskGroup() as tasks:
+        flood = [tasks.create_task(setting.client.complete(stream=True).__aenter__()) for _ in range(40)]
+
+        async def all_refused_but_four() -> bool:
+            return sum(one.done() for one in flood) == 36
+
+        await until(all_refused_but_four)
+        for _ in range(4):
+            await setting.pool.tokens(await setting.pool.next(SubmitRequest), b"ok", finish="length")
+        statuses = []
+        for one in flood:
+            async with await one as response:
+                statuses.append(response.status)
+        assert sorted(statuses) == [200] * 4 + [429] * 36
+        assert await setting.pool.nothing_more()

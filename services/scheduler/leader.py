@@ -193,10 +193,11 @@ class Leader:
         self._wake()
         worker = self.planner.state.requests[cancel.request].worker
         self._end(cancel.request)
-        if worker is None or worker not in self.commands:
-            self.outbox.settle([entry])
+        view = self.planner.state.workers.get(worker) if worker else None
+        if view is not None and cancel.request in view.to_release:
+            self.commands[view.id].cancels.append(entry)
         else:
-            self.commands[worker].cancels.append(entry)
+            self.outbox.settle([entry])
 
     def lose_gateways(self, living: Collection[str], noticed: int) -> list[GatewayId]:
         """End what belongs to gateways that are gone, as of ``noticed`` requests, and return those gateways."""

@@ -1,0 +1,382 @@
+"""The leader without I/O: what it publishes and settles after what it read."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pytest
+
+from services.scheduler.leader import Leader, Pace
+from services.scheduler.outbox import Outbox
+from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
+from shared.paging.reservation import RESERVATIONS
+from shared.protocol import names
+from shared.protocol.codec import decode
+from shared.protocol.messages import (
+    CancelRequest,
+    ClaimWorker,
+    Finish,
+    Held,
+    HeldRequest,
+    Message,
+    PlanRefused,
+    RequestRefused,
+    Resident,
+    ResultRow,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    SubmitRequest,
+    WorkerSize,
+    WorkerState,
+)
+from shared.scheduling.limits import Limits
+from shared.scheduling.planner import Planner
+from shared.scheduling.policies import POLICIES
+
+M = TypeVar("M")
+W, W2, G = WorkerId("w"), WorkerId("w2"), GatewayId("g")
+SIZE = WorkerSize(blocks=8, block_tokens=4, max_model_len=1000)
+
+
+def submission(name: str = "r", *, attempt: int = 1, prompt: int = 3, max_tokens: int = 4) -> SubmitRequest:
+    return SubmitRequest(RequestId(name), attempt, G, tuple(range(prompt)), max_tokens)
+
+
+@dataclass
+class Desk:
+    """A leader, its clock, and what it has said since one last looked."""
+
+    leader: Leader
+    now_s: float = 100.0
+    settled: list[str] = field(default_factory=list)
+    entries: int = 0
+
+    def said(self, stream: str, kind: type[M]) -> list[M]:
+        write = self.leader.outbox.take()
+        if write is None:
+            return []
+        self.settled += write.settled
+        messages: list[Message] = [decode(one.data) for one in write.writes if one.stream == stream]
+        return [message for message in messages if isinstance(message, kind)]
+
+    def claim(self, worker: WorkerId = W, *, residents: tuple[Resident, ...] = (), epoch: int = 1) -> None:
+        self.leader.claim(worker, self.now_s)
+        (claim,) = self.said(names.plans(worker), ClaimWorker)
+        self.leader.hear(worker, WorkerState(worker, epoch, claim.nonce, SIZE, residents), self.now_s)
+
+    def submit(self, message: SubmitRequest) -> EntryId:
+        self.entries += 1
+        entry = EntryId(f"{self.entries}-0")
+        self.leader.read_submission(entry, message, self.now_s)
+        return entry
+
+    def cancel(self, name: str, attempt: int = 1) -> EntryId:
+        self.entries += 1
+        entry = EntryId(f"{self.entries}-0")
+        self.leader.read_cancellation(entry, CancelRequest(RequestId(name), attempt))
+        return entry
+
+    def plan(self, worker: WorkerId = W) -> StepPlan | None:
+        self.leader.make_plans(self.now_s)
+        plans = self.said(names.plans(worker), StepPlan)
+        assert len(plans) <= 1
+        return plans[0] if plans else None
+
+    def must_plan(self, worker: WorkerId = W) -> StepPlan:
+        plan = self.plan(worker)
+        assert plan is not None
+        return plan
+
+    def answer(self, plan: StepPlan, finish: Finish | None = None, worker: WorkerId = W, attempt: int = 1) -> None:
+        rows = tuple(ResultRow(slice_.request, attempt, (7,), finish) for slice_ in plan.slices)
+        self.leader.hear(worker, StepResult(plan.epoch, plan.step, 0.01, rows), self.now_s)
+
+    def held(self, read_to: str | None = "99-0") -> Held:
+        self.leader.say_held({G}, EntryId(read_to) if read_to else None)
+        (held,) = self.said(names.tokens(G), Held)
+        return held
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return make_desk()
+
+
+def make_desk(*, depth: int = 1, max_model_len: int | None = None) -> Desk:
+    nonces = iter(f"n{number}" for number in range(1000))
+    planner = Planner(POLICIES["sarathi"], Limits(64, 8), RESERVATIONS["paged"])
+    return Desk(Leader(planner, Pace(depth, max_model_len), Outbox("requests"), lambda: next(nonces)))
+
+
+def test_nothing_is_planned_for_a_worker_before_it_has_answered_its_claim(desk: Desk) -> None:
+    desk.leader.claim(W, desk.now_s)
+    desk.submit(submission())
+    desk.leader.hear(W, WorkerState(W, 1, "somebody else's nonce", SIZE), desk.now_s)
+    assert not desk.leader.all_have_answered
+    assert desk.leader.next_plan_at() is None
+
+
+def test_a_new_request_travels_in_full_once_and_steps_count_from_1(desk: Desk) -> None:
+    desk.claim(epoch=5)
+    entry = desk.submit(submission())
+    first = desk.must_plan()
+    assert (first.epoch, first.step, first.new[0].submit, first.new[0].arrival) == (5, 1, submission(), entry)
+    desk.answer(first)
+    second = desk.must_plan()
+    assert (second.step, second.new, [s.count for s in second.slices]) == (2, (), [1])
+
+
+def test_a_submission_is_settled_when_a_result_first_names_it_not_when_it_is_planned(desk: Desk) -> None:
+    desk.claim()
+    entry = desk.submit(submission())
+    plan = desk.must_plan()
+    assert desk.settled == []
+    desk.answer(plan)
+    desk.must_plan()
+    assert desk.settled == [entry]
+
+
+def test_a_copy_and_an_older_attempt_are_settled_and_change_nothing(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission(attempt=2))
+    copies = [desk.submit(submission(attempt=2)), desk.submit(submission(attempt=1))]
+    plan = desk.must_plan()
+    assert [new.submit.attempt for new in plan.new] == [2]
+    assert desk.settled == copies
+
+
+def test_a_higher_attempt_supersedes_a_running_one_in_one_plan(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission())
+    desk.answer(desk.must_plan())
+    desk.submit(submission(attempt=2))
+    plan = desk.must_plan()
+    assert plan.released == ("r",)
+    assert [new.submit.attempt for new in plan.new] == [2]
+
+
+def test_news_of_a_superseded_attempt_do_not_touch_the_present_one() -> None:
+    desk = make_desk(depth=2)
+    desk.claim()
+    desk.submit(submission())
+    old = desk.must_plan()
+    desk.submit(submission(attempt=2))
+    desk.now_s += 1
+    desk.must_plan()
+    desk.answer(old, "stop", attempt=1)
+    assert desk.held().held == (HeldRequest(RequestId("r"), 2),)
+
+
+def test_cancelling_a_waiting_request_settles_both_entries_at_once(desk: Desk) -> None:
+    entries = [desk.submit(submission()), desk.cancel("r")]
+    assert desk.held().held == ()
+    assert desk.settled == entries
+
+
+def test_cancelling_a_running_request_settles_the_cancellation_with_the_plan_that_tells_the_worker() -> None:
+    desk = make_desk(depth=1)
+    desk.claim()
+    desk.submit(submission())
+    plan = desk.must_plan()
+    cancellation = desk.cancel("r")
+    assert desk.plan() is None
+    assert cancellation not in desk.settled
+    desk.answer(plan)
+    assert desk.must_plan().released == ("r",)
+    assert cancellation in desk.settled
+
+
+def test_cancelling_a_request_whose_last_step_is_published_is_settled_at_once() -> None:
+    desk = make_desk(depth=2)
+    desk.claim()
+    desk.submit(submission(max_tokens=1))
+    desk.must_plan()
+    desk.now_s += 1
+    assert desk.must_plan().released == ("r",)
+    cancellation = desk.cancel("r")
+    desk.held()
+    assert cancellation in desk.settled
+
+
+@pytest.mark.parametrize("attempt", [1, 7])
+def test_cancelling_somebody_unknown_is_settled_at_once(desk: Desk, attempt: int) -> None:
+    cancellation = desk.cancel("nobody", attempt)
+    assert desk.plan() is None
+    assert desk.settled == [cancellation]
+
+
+def test_a_cancellation_of_an_older_attempt_leaves_the_present_one_alone(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission(attempt=3))
+    desk.cancel("r", attempt=2)
+    assert desk.held().held == (HeldRequest(RequestId("r"), 3),)
+
+
+def test_a_request_longer_than_any_worker_holds_is_refused_with_both_numbers(desk: Desk) -> None:
+    desk.claim()
+    entry = desk.submit(submission(prompt=30, max_tokens=3))
+    (refused,) = desk.said(names.tokens(G), RequestRefused)
+    assert (refused.code, refused.message) == ("too_long", "prompt and answer need 33 tokens, at most 32 are served")
+    assert desk.settled == [entry]
+
+
+def test_max_model_len_bounds_what_is_served() -> None:
+    desk = make_desk(max_model_len=10)
+    desk.claim()
+    assert desk.held().report.length_served == 10
+
+
+def test_who_waited_before_the_first_worker_came_is_refused_if_it_can_never_fit(desk: Desk) -> None:
+    desk.submit(submission(prompt=30, max_tokens=3))
+    desk.leader.claim(W, desk.now_s)
+    (claim,) = desk.said(names.plans(W), ClaimWorker)
+    desk.leader.hear(W, WorkerState(W, 1, claim.nonce, SIZE), desk.now_s)
+    assert [refused.code for refused in desk.said(names.tokens(G), RequestRefused)] == ["too_long"]
+
+
+def test_held_names_what_waits_what_runs_and_whose_last_result_is_unread() -> None:
+    desk = make_desk(depth=2)
+    desk.claim()
+    desk.submit(submission("ends", max_tokens=1))
+    plan = desk.must_plan()
+    desk.now_s += 1
+    assert desk.must_plan().released == ("ends",)
+    desk.submit(submission("waits"))
+    assert {row.request for row in desk.held().held} == {"ends", "waits"}
+    desk.answer(plan, "length")
+    assert {row.request for row in desk.held().held} == {"waits"}
+
+
+def test_the_report_counts_blocks_and_requests(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission("a", prompt=5))
+    desk.must_plan()
+    desk.submit(submission("b"))
+    report = desk.held().report
+    assert (report.workers, report.running, report.waiting) == (1, 1, 1)
+    assert (report.blocks_used, report.blocks_total, report.length_served) == (2, 8, 32)
+
+
+def test_requests_of_a_lost_worker_are_held_no_more_and_the_list_is_due_at_once(desk: Desk) -> None:
+    desk.claim()
+    entry = desk.submit(submission())
+    desk.must_plan()
+    desk.leader.lose_worker(W, "test")
+    assert desk.leader.held_is_due
+    assert desk.held().held == ()
+    assert desk.settled == [entry]
+    assert desk.leader.length_served == 32
+
+
+def test_a_failed_step_loses_the_worker_under_that_id(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission())
+    plan = desk.must_plan()
+    desk.leader.hear(W, StepFailed(plan.epoch, plan.step, "boom"), desk.now_s)
+    assert desk.leader.commands == {}
+    assert desk.held().held == ()
+
+
+def test_after_a_refused_plan_the_worker_is_claimed_again_and_its_residents_go_on(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission())
+    plan = desk.must_plan()
+    desk.answer(plan)
+    desk.must_plan()
+    desk.leader.hear(W, PlanRefused(plan.epoch, 2, 3), desk.now_s)
+    desk.leader.hear(W, PlanRefused(plan.epoch, 2, 4), desk.now_s)
+    (claim,) = desk.said(names.plans(W), ClaimWorker)
+    assert not desk.leader.all_have_answered
+    resident = Resident(submission(), EntryId("1-0"), (7,), 3, (BlockId(0),))
+    desk.leader.hear(W, WorkerState(W, 2, claim.nonce, SIZE, (resident,)), desk.now_s)
+    plan = desk.must_plan()
+    assert (plan.epoch, plan.step, plan.new) == (2, 1, ())
+    assert [(s.request, s.start, s.count) for s in plan.slices] == [("r", 3, 1)]
+
+
+def test_a_new_leader_goes_on_with_residents_and_settles_their_submissions(desk: Desk) -> None:
+    runs = Resident(submission("runs"), EntryId("1-0"), (7, 7), 4, (BlockId(2),))
+    preempted = Resident(submission("preempted"), EntryId("2-0"), (7,), 0, ())
+    ended = Resident(submission("ended"), EntryId("3-0"), (7, 7, 7, 7), 0, (), "length")
+    desk.claim(residents=(runs, preempted, ended))
+    copies = [desk.submit(submission(name)) for name in ("runs", "preempted", "ended")]
+    plan = desk.must_plan()
+    assert plan.released == ("ended",)
+    assert plan.new == ()
+    assert {(s.request, s.start, s.count) for s in plan.slices} == {("runs", 4, 1), ("preempted", 0, 4)}
+    assert desk.settled == copies
+
+
+def test_of_two_workers_that_hold_the_same_attempt_one_is_told_to_forget_it(desk: Desk) -> None:
+    resident = Resident(submission(), EntryId("1-0"), (7,), 3, (BlockId(0),))
+    desk.claim(W, residents=(resident,))
+    desk.claim(W2, residents=(resident,))
+    desk.leader.make_plans(desk.now_s)
+    write = desk.leader.outbox.take()
+    assert write is not None
+    plans = {one.stream: decode(one.data) for one in write.writes}
+    first, second = plans[names.plans(W)], plans[names.plans(W2)]
+    assert isinstance(first, StepPlan)
+    assert isinstance(second, StepPlan)
+    assert (first.released, second.released) == ((), ("r",))
+
+
+def test_a_result_that_comes_twice_or_from_an_older_epoch_is_ignored(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission())
+    plan = desk.must_plan()
+    desk.answer(plan)
+    second = desk.must_plan()
+    desk.answer(plan)
+    assert desk.plan() is None
+    desk.leader.hear(W, StepResult(0, second.step, 0.01, ()), desk.now_s)
+    assert desk.plan() is None
+
+
+def test_everything_of_a_gateway_that_is_gone_ends(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission("old"))
+    noticed = desk.leader.known.noticed
+    desk.submit(submission("new"))
+    assert desk.leader.lose_gateways((), noticed) == [G]
+    assert desk.held().held == ()
+
+
+def test_a_gateway_noticed_only_after_the_look_around_is_not_lost(desk: Desk) -> None:
+    noticed = desk.leader.known.noticed
+    desk.submit(submission("new"))
+    assert desk.leader.lose_gateways((), noticed) == []
+
+
+def test_after_a_minute_without_a_worker_everybody_is_refused(desk: Desk) -> None:
+    entry = desk.submit(submission())
+    desk.leader.refuse_if_without_worker(desk.now_s + 59)
+    assert desk.said(names.tokens(G), RequestRefused) == []
+    desk.leader.refuse_if_without_worker(desk.now_s + 61)
+    assert [refused.code for refused in desk.said(names.tokens(G), RequestRefused)] == ["no_worker"]
+    assert desk.settled == [entry]
+
+
+def test_a_claim_or_plan_unanswered_for_30_s_means_that_the_worker_is_dead(desk: Desk) -> None:
+    desk.leader.claim(W2, desk.now_s)
+    desk.claim(W)
+    desk.submit(submission())
+    desk.must_plan(W)
+    assert desk.leader.overdue(desk.now_s + 29) == []
+    assert set(desk.leader.overdue(desk.now_s + 31)) == {W, W2}
+
+
+def test_the_second_plan_is_made_shortly_before_the_running_step_is_expected_to_end() -> None:
+    desk = make_desk(depth=2)
+    desk.claim()
+    desk.submit(submission("first", max_tokens=9))
+    desk.answer(desk.must_plan())  # the step of three tokens took 10 ms
+    desk.answer(desk.must_plan())  # the step of one token too
+    desk.must_plan()
+    due = desk.leader.next_plan_at()
+    assert due == pytest.approx(desk.now_s + 0.010 - 0.005)
+    assert desk.plan() is None
+    desk.submit(submission("late"))
+    desk.now_s += 0.006
+    assert {slice_.request for slice_ in desk.must_plan().slices} == {"first", "late"}
+    assert desk.leader.next_plan_at() is None

@@ -19,8 +19,7 @@ _SERVED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 _ALIBI_TYPES = frozenset({"bloom", "mpt"})
 _LAYER_LISTS = ("layer_types", "layers_block_type", "block_types")
 _MIXING_LAYER = re.compile(
-    r"mamba|ssm|shortconv|causalconv|rwkv|recurrent|delta_?net|linearattention|lightningattention|indexer|hyena",
-    re.IGNORECASE,
+    r"Mamba|SSM|ShortConv|CausalConv|R[Ww][Kk][Vv]|Recurrent|Delta[Nn]et|LinearAttention|LightningAttention|Indexer|Hyena"
 )
 _UNSERVED_SETTINGS = {
     "num_kv_shared_layers": "layers that share keys and values",

@@ -39,10 +39,31 @@ def load_folder(folder: Path, settings: WorkerSettings, progress: Progress) -> L
     """Return the model that lies in a folder, ready to serve."""
     quieten_transformers()
     config = _config(folder)
+    model_class = servable_class(config)
     dtype = chosen_dtype(settings.dtype)
-    model = _model(folder, config, dtype)
+    model = _model(folder, model_class, dtype)
     progress.check()
+    executor = fitted(model, settings)
+    progress.check()
+    return Loaded(executor, tokenizer_files(folder), str(dtype).removeprefix("torch."))
+
+
+def servable_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """Return the code of a configuration. Raises StartupError, by name, if it cannot be served."""
+    check_config(config)
+    mapping = AutoModelForCausalLM._model_mapping  # noqa: SLF001 - there is no public lookup
+    found: object = mapping.get(type(config), None)
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise StartupError(f"models of type {config.model_type} cannot be served: they do not generate text")
+    check_class(config, found)
+    return found
+
+
+def fitted(model: PreTrainedModel, settings: WorkerSettings) -> TorchExecutor:
+    """Return an executor for a model: probed, and with as large a KV pool as the settings and memory allow."""
     check_modules(model)
+    model.train(mode=False)
+    model.requires_grad_(requires_grad=False)
     vocabulary = _vocabulary(model)
     bytes_per_token = Probe(model, vocabulary).check()
     blocks = kv_blocks(
@@ -51,14 +72,11 @@ def load_folder(folder: Path, settings: WorkerSettings, progress: Progress) -> L
         free_bytes=free_memory_bytes(),
         sharers=settings.memory_share,
     )
-    attention = PagedAttention(slots=blocks * BLOCK_TOKENS, dtype=dtype)
+    attention = PagedAttention(slots=blocks * BLOCK_TOKENS, dtype=model.dtype)
     model.set_attn_implementation(attention.name)
-    max_model_len = getattr(config, "max_position_embeddings", None) or blocks * BLOCK_TOKENS
-    executor = TorchExecutor(
-        model, attention, size=WorkerSize(blocks, BLOCK_TOKENS, max_model_len), vocabulary=vocabulary
-    )
-    progress.check()
-    return Loaded(executor, tokenizer_files(folder), str(dtype).removeprefix("torch."))
+    max_model_len = getattr(model.config, "max_position_embeddings", None) or blocks * BLOCK_TOKENS
+    size = WorkerSize(blocks, BLOCK_TOKENS, max_model_len)
+    return TorchExecutor(model, attention, size=size, vocabulary=vocabulary)
 
 
 def chosen_dtype(wish: str) -> torch.dtype:
@@ -90,22 +108,14 @@ def _config(folder: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise StartupError(f"cannot read the model's config.json: {_first_line(error)}") from error
-    check_config(config)
     return config
 
 
-def _model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    mapping = AutoModelForCausalLM._model_mapping  # noqa: SLF001 - there is no public lookup
-    found: object = mapping.get(type(config), None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        raise StartupError(f"models of type {config.model_type} cannot be served: they do not generate text")
-    check_class(config, found)
+def _model(folder: Path, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
     try:
-        model: PreTrainedModel = found.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model: PreTrainedModel = model_class.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise StartupError(f"cannot load the model: {_first_line(error)}") from error
-    model.train(mode=False)
-    model.requires_grad_(requires_grad=False)
     return model
 
 

@@ -54,7 +54,7 @@ class Probe:
         self._require(alone[1], self._logits(_row(0, other_first), _row(1, second))[1], "its layers mix rows")
         self._logits(_row(2, first[:_CUT]), _row(3, second))
         continued = self._logits(_row(3, other_second), _row(2, first, start=_CUT))
-        self._require(alone[0], continued[1], "a prompt in two chunks comes out different")
+        self._require(alone[0][_CUT:], continued[1], "a prompt in two chunks comes out different")
         self._in_batch = alone[0]
 
     def _check_layers(self) -> None:
@@ -71,11 +71,13 @@ class Probe:
     def _check_against_plain(self) -> None:
         """Compare with the model's own attention on the first row alone: what vanishes with the mask shows here."""
         self._model.set_attn_implementation("eager")
-        plain = self._model(input_ids=torch.tensor([self._first_ids]), use_cache=False).logits[0, -1]
+        plain = self._model(input_ids=torch.tensor([self._first_ids]), use_cache=False).logits[0]
         self._require(plain, self._in_batch, "its attention needs something that is not passed on here")
 
-    def _logits(self, *rows: Row) -> torch.Tensor:
-        return self._executor.logits(rows)
+    def _logits(self, *rows: Row) -> tuple[torch.Tensor, ...]:
+        """Return for each row the logits after each of its tokens: a leak may show in the first one only."""
+        lengths = [len(row.token_ids) for row in rows]
+        return self._executor.forward(rows, torch.arange(sum(lengths))).split(lengths)
 
     def _require(self, expected: torch.Tensor, got: torch.Tensor, feature: str) -> None:
         expected, got = expected.float(), got.float()

@@ -42,9 +42,13 @@ class TorchExecutor:
         with torch.inference_mode():
             return draw_tokens(logits, [row.draw for row in batch if row.draw is not None])
 
-    @torch.inference_mode()
     def logits(self, batch: Batch) -> torch.Tensor:
         """Write a batch into the pool and return ``[rows that draw, vocabulary]``."""
+        return self.forward(batch, last_tokens(batch))
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
+        """Write a batch into the pool and return the logits after the tokens at ``wanted`` places of the batch."""
         ids = [token for row in batch for token in row.token_ids]
         positions = [position for row in batch for position in range(row.start, row.end)]
         view = StepView.of(batch, self.size.block_tokens)
@@ -54,7 +58,7 @@ class TorchExecutor:
                 input_ids=torch.tensor([ids]),
                 position_ids=torch.tensor([positions]),
                 use_cache=False,
-                logits_to_keep=last_tokens(batch),
+                logits_to_keep=wanted,
             )
         finally:
             self._attention.step = None

@@ -28,7 +28,7 @@ _READ_BLOCK_S = 1.0
 _INBOX = 8
 """Plans read ahead; a leader keeps at most plan_depth + 1 in flight, so this is never full for long."""
 _OUTBOX = 4
-_FLUSH_S = 5.0
+FLUSH_S = 5.0
 """How long a stopping worker goes on trying to publish its last step."""
 
 log = structlog.get_logger()
@@ -62,6 +62,7 @@ class Workplace:
     executor: Executor
     thread: StepThread
     clock: Clock = monotonic
+    flush_s: float = FLUSH_S
 
 
 class Life:
@@ -72,6 +73,7 @@ class Life:
         self._executor = workplace.executor
         self._thread = workplace.thread
         self._clock = workplace.clock
+        self._flush_s = workplace.flush_s
         self._part = part
         self._plans, self._results = part.streams
         self._ledger = ledger
@@ -110,7 +112,7 @@ class Life:
     async def _close_inbox(self, stopping: asyncio.Event, reading: asyncio.Task[None]) -> None:
         """Once ``stopping``: what has been read but not begun stays undone, the running step ends as usual."""
         await stopping.wait()
-        self._give_up_at_s = asyncio.get_running_loop().time() + _FLUSH_S
+        self._give_up_at_s = asyncio.get_running_loop().time() + self._flush_s
         if self._publishing is not None:
             self._publishing.reschedule(self._give_up_at_s)
         reading.cancel()

@@ -77,7 +77,8 @@ class Probe:
     def _logits(self, *rows: Row) -> tuple[torch.Tensor, ...]:
         """Return for each row the logits after each of its tokens: a leak may show in the first one only."""
         lengths = [len(row.token_ids) for row in rows]
-        return self._executor.forward(rows, torch.arange(sum(lengths))).split(lengths)
+        logits = self._executor.forward(rows, torch.arange(sum(lengths)))
+        return torch.split(logits, lengths)
 
     def _require(self, expected: torch.Tensor, got: torch.Tensor, feature: str) -> None:
         expected, got = expected.float(), got.float()

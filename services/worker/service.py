@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from services.worker.executor import Loaded
-from services.worker.life import Counts, Ended, Life, Workplace, leave
+from services.worker.life import FLUSH_S, Counts, Ended, Life, Workplace, leave
 from services.worker.patience import patiently
 from services.worker.progress import LoadingStopped, Progress
 from services.worker.residents import Ledger, Model
@@ -41,7 +41,9 @@ async def serve(settings: WorkerSettings, stopping: asyncio.Event) -> None:
         await bus.close()
 
 
-async def serve_on(bus: Bus, settings: WorkerSettings, stopping: asyncio.Event, *, load: Load | None = None) -> None:
+async def serve_on(
+    bus: Bus, settings: WorkerSettings, stopping: asyncio.Event, *, load: Load | None = None, flush_s: float = FLUSH_S
+) -> None:
     """Serve on a bus; ``load`` stands in for the executor that the settings name."""
     await _reach(bus, stopping)
     with StepThread() as thread:
@@ -53,7 +55,9 @@ async def serve_on(bus: Bus, settings: WorkerSettings, stopping: asyncio.Event, 
             lambda: bus.put(names.tokenizer(content_hash), encode(loaded.tokenizer)), "tokenizer_not_published"
         )
         value = registration("worker", settings.model_name, tokenizer=content_hash)
-        await _live(Workplace(bus, loaded.executor, thread), loaded, settings.model_name, value, stopping)
+        await _live(
+            Workplace(bus, loaded.executor, thread, flush_s=flush_s), loaded, settings.model_name, value, stopping
+        )
 
 
 def content_hash_of(files: TokenizerFiles) -> str:

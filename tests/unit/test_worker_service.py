@@ -11,6 +11,7 @@ import pytest
 from services.worker.executor import Batch, Loaded, Outcome
 from services.worker.fake_executor import FakeExecutor, fake_next_token
 from services.worker.fake_tokenizer import fake_tokenizer_files
+from services.worker.life import FLUSH_S
 from services.worker.progress import Progress
 from services.worker.service import content_hash_of, serve_on
 from shared.bus.memory import MemoryBus, MemoryServer
@@ -120,7 +121,7 @@ class Leader:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Leader]:
+async def serving(*, flush_s: float = FLUSH_S) -> AsyncIterator[Leader]:
     server = MemoryServer()
     bus = Flaky(server)
     executor = Breaking()
@@ -131,7 +132,7 @@ async def serving() -> AsyncIterator[Leader]:
         return Loaded(executor, fake_tokenizer_files(), "none")
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(serve_on(bus, SETTINGS, stopping, load=load))
+        tasks.create_task(serve_on(bus, SETTINGS, stopping, load=load, flush_s=flush_s))
         yield leader
         stopping.set()
 
@@ -281,6 +282,16 @@ async def test_a_publication_whose_answer_was_lost_is_repeated_with_the_same_pos
         await leader.send(worker, first_plan())
         first, again = [await leader.answer(worker, StepResult) for _ in range(2)]
         assert first == again
+
+
+async def test_stopping_while_redis_is_away_gives_the_last_answer_up() -> None:
+    async with serving(flush_s=0.05) as leader:
+        worker = await leader.worker()
+        await leader.claim(worker)
+        leader.worker_bus.lost_answers = 1_000_000
+        await leader.send(worker, first_plan())
+        await leader.answer(worker, StepResult)
+    # reaching this line is the test: the service has returned
 
 
 async def test_stopping_takes_the_worker_off_the_list() -> None:

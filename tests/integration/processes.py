@@ -1,5 +1,6 @@
 """Processes as tests see them: by a mark in their environment, and gone when the system says so."""
 
+import json
 import os
 import secrets
 import select
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 READY_S = 40.0
@@ -87,9 +89,14 @@ class Up:
         assert select.select([self.process.stdout], [], [], within_s)[0], f"no line within {within_s} s\n{self.stderr}"
         return self.process.stdout.readline()
 
-    def until_ready(self) -> "Up":
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the structured log events of a name so far; a line that is still being written is left out."""
+        lines = [line for line in self.stderr.splitlines() if line.startswith("{") and line.endswith("}")]
+        return [event for event in map(json.loads, lines) if event.get("event") == name]
+
+    def until_ready(self, *, within_s: float = READY_S) -> "Up":
         """Wait for the ready line."""
-        line = self.line()
+        line = self.line(within_s=within_s)
         assert line.startswith("ready http://"), self.stderr
         url = urlsplit(line.split()[1])
         self._address = (str(url.hostname), url.port or 0)

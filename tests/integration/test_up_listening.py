@@ -92,11 +92,11 @@ def test_too_long_a_path_for_a_socket_is_named(tmp_path: Path, monkeypatch: pyte
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    with pytest.raises(StartupError, match="too long a path"), embedded_valkey():
+    with pytest.raises(StartupError, match=r"too long a path"), embedded_valkey():
         pass
 
 
 def test_a_missing_folder_for_temporary_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(StartupError, match="^no folder for temporary files: "), embedded_valkey():
+    with pytest.raises(StartupError, match=r"^no folder for temporary files: "), embedded_valkey():
         pass

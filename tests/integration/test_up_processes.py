@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,14 @@ def ready(folder: Path) -> Iterator[Up]:
         yield up.until_ready()
 
 
-def ask(up: Up, **fields: object) -> http.client.HTTPResponse:
+@contextmanager
+def ask(up: Up, **fields: object) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection(*up.address, timeout=ANSWER_S)
     body = {"model": "fake", "prompt": "Hello", "ignore_eos": True, **fields}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    return connection.getresponse()
+    with closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            yield response
 
 
 def tokens_of_an_answer(up: Up) -> int:
@@ -95,9 +99,9 @@ def test_valkey_listens_in_a_private_folder_only(ready: Up) -> None:
     socket_path = Path(redis_url.removeprefix("unix://"))
     assert socket_path.parent.stat().st_mode & 0o777 == 0o700
     valkey = ready.part("valkey-server")
-    inodes = {
-        os.readlink(link)[8:-1] for link in Path(f"/proc/{valkey}/fd").iterdir() if "socket:" in os.readlink(link)
-    }
+    files = [str(link.readlink()) for link in Path(f"/proc/{valkey}/fd").iterdir()]
+    inodes = {file.removeprefix("socket:[").removesuffix("]") for file in files if file.startswith("socket:")}
+    assert inodes
     for table in "tcp", "tcp6":
         rows = [row.split() for row in Path(f"/proc/{valkey}/net/{table}").read_text().splitlines()[1:]]
         assert not [row for row in rows if row[9] in inodes]

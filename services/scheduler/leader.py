@@ -157,8 +157,10 @@ class Leader:
         command.answered(now_s)
         for row in result.rows:
             self.outbox.settle(self.known.settled(row.request))
-        for request in self.planner.settle(command.worker, outcomes_of(result)):
+        ended = self.planner.settle(command.worker, outcomes_of(result))
+        for request in ended:
             self.outbox.settle(self.known.forget(request))
+        log.debug("result", worker=command.worker, epoch=result.epoch, step=result.step, ended=list(ended))
 
     def _length_served(self) -> int:
         longest = self.planner.state.length_served or self.length_served
@@ -181,6 +183,7 @@ class Leader:
         arrival = submit.arrival or entry
         self.known.add(submit, arrival, entry)
         self.planner.submit(request_of(submit, arrival))
+        log.debug("submitted", request=submit.request, attempt=submit.attempt)
         if not self.commands and self.without_worker_since_s is None:
             self.without_worker_since_s = now_s
 
@@ -193,6 +196,7 @@ class Leader:
         self._wake()
         worker = self.planner.state.requests[cancel.request].worker
         self._end(cancel.request)
+        log.debug("cancelled", request=cancel.request, attempt=cancel.attempt)
         view = self.planner.state.workers.get(worker) if worker else None
         if view is not None and cancel.request in view.to_release:
             self.commands[view.id].cancels.append(entry)

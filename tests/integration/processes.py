@@ -89,10 +89,10 @@ class Up:
         assert select.select([self.process.stdout], [], [], within_s)[0], f"no line within {within_s} s\n{self.stderr}"
         return self.process.stdout.readline()
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the structured log events of a name so far; a line that is still being written is left out."""
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the structured log events so far, of one name or all; a line still being written is left out."""
         lines = [line for line in self.stderr.splitlines() if line.startswith("{") and line.endswith("}")]
-        return [event for event in map(json.loads, lines) if event.get("event") == name]
+        return [event for event in map(json.loads, lines) if name in (None, event.get("event"))]
 
     def until_ready(self, *, within_s: float = READY_S) -> "Up":
         """Wait for the ready line."""

@@ -1,0 +1,30 @@
+"""What all tests share."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder with a short path: a unix socket goes into it."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """The default model, fetched and converted by the project's own command on first use."""
+    converted = subprocess.run(
+        [sys.executable, "-m", "services.cli", "convert"], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert converted.returncode == 0, converted.stderr
+    return Path(converted.stdout.strip().splitlines()[-1])

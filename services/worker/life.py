@@ -182,9 +182,10 @@ class Life:
             return "step_failed"
         settled = self._ledger.settle(accepted, outcomes)
         self._log_step(accepted, settled, step_s)
-        result = StepResult(accepted.epoch, accepted.step, step_s, settled.rows)
+        result = StepResult(accepted.epoch, accepted.step, step_s, tuple(settled.rows))
+        batches = self._ledger.token_batches(settled)
         # tokens before the result: final tokens stand before the list that no longer names their request
-        tokens = tuple(Write(names.tokens(gateway), encode(batch)) for gateway, batch in settled.batches.items())
+        tokens = tuple(Write(names.tokens(gateway), encode(batch)) for gateway, batch in batches.items())
         await self._outbox.put(Answer(entry, (*tokens, Write(self._results, encode(result)))))
         return "answered"
 
@@ -199,6 +200,8 @@ class Life:
         return outcomes, self._clock() - begun_s
 
     def _log_step(self, accepted: Accepted, settled: Settled, step_s: float) -> None:
+        for request, why in settled.failed.items():
+            log.warning("request_failed", worker=self._part.id, request=request, why=why)
         log.debug(
             "step_executed",
             worker=self._part.id,

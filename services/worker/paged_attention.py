@@ -19,8 +19,10 @@ from transformers import AttentionInterface
 
 from services.worker.executor import Batch, Row
 
-_HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states", "cu_seq_lens_q"})
-"""Keywords of transformers' layers that say nothing about the attention itself, or nothing that a ragged row needs."""
+_HARMLESS = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits"}
+)
+"""Keywords that travel through transformers' layers and say nothing about the attention itself."""
 
 
 class Unsupported(Exception):
@@ -111,7 +113,7 @@ class PagedAttention:
             _attend(query[0, :, row.first : row.first + row.count], keys, values, self.step, index, asked)
             for index, row in enumerate(self.step.rows)
         ]
-        return torch.cat(rows, dim=1).transpose(0, 1).unsqueeze(0), None
+        return torch.cat(rows, dim=1).transpose(0, 1).unsqueeze(0).contiguous(), None
 
     def bytes_per_position(self) -> int:
         """Return what one position takes in all layers seen so far."""

@@ -40,6 +40,10 @@ class Probe:
             self._check_rows()
         except Unsupported as error:
             raise refusal(self._model.config.model_type, str(error)) from error
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            why = next(iter(str(error).splitlines()), "")
+            feature = f"its code fails on a ragged batch ({type(error).__name__}: {why})"
+            raise refusal(self._model.config.model_type, feature) from error
         self._check_layers()
         self._check_against_plain()
         return self._attention.bytes_per_position()

@@ -3,7 +3,7 @@
 Pure: no clock, no I/O, no tensor. A plan is taken whole or not at all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.worker.executor import Batch, DrawFailed, Outcome
@@ -60,8 +60,11 @@ class Refused:
 class Settled:
     """What a step came to, for the leader and for each gateway concerned."""
 
-    rows: tuple[ResultRow, ...]
-    batches: dict[GatewayId, TokenBatch]
+    rows: list[ResultRow]
+    """One for each slice of the plan, in its order."""
+    tokens: dict[GatewayId, list[TokenRow]]
+    failed: dict[RequestId, str]
+    """Requests that ended with an error, and why."""
 
 
 class Ledger:
@@ -104,34 +107,39 @@ class Ledger:
     def settle(self, accepted: Accepted, outcomes: Sequence[Outcome]) -> Settled:
         """Enter what a step drew: an end-of-turn token or the length cap ends a request in that very step."""
         drawn = iter(outcomes)
-        rows: list[ResultRow] = []
-        tokens: dict[GatewayId, list[TokenRow]] = {}
+        settled = Settled([], {}, {})
         for fed in accepted.fed:
             held = self._held[fed.request]
-            row, token_row = self._settle_one(fed, held, drawn)
-            rows.append(row)
-            if token_row is not None:
-                tokens.setdefault(held.submit.gateway, []).append(token_row)
-        batches = {gateway: TokenBatch(self._worker, tuple(some)) for gateway, some in tokens.items()}
-        return Settled(tuple(rows), batches)
+            match fed.state:
+                case "ended":
+                    settled.rows.append(ResultRow(fed.request, held.submit.attempt, skipped=True))
+                case "fed":
+                    settled.rows.append(ResultRow(fed.request, held.submit.attempt))
+                case "draws":
+                    self._enter(held, next(drawn), settled)
+                case "unusable":
+                    self._enter(held, DrawFailed("token ids that the model does not have"), settled)
+        return settled
 
-    def _settle_one(self, fed: Fed, held: Held, drawn: Iterator[Outcome]) -> tuple[ResultRow, TokenRow | None]:
-        attempt = held.submit.attempt
-        if fed.state == "ended":
-            return ResultRow(fed.request, attempt, skipped=True), None
-        if fed.state == "fed":
-            return ResultRow(fed.request, attempt), None
-        outcome = DrawFailed("token ids beyond the vocabulary") if fed.state == "unusable" else next(drawn)
-        first_index = len(held.output_ids)
-        new: tuple[int, ...] = () if isinstance(outcome, DrawFailed) else (outcome,)
+    def token_batches(self, settled: Settled) -> dict[GatewayId, TokenBatch]:
+        """Return what each gateway concerned is told of a step."""
+        return {gateway: TokenBatch(self._worker, tuple(rows)) for gateway, rows in settled.tokens.items()}
+
+    def _enter(self, held: Held, outcome: Outcome, settled: Settled) -> None:
+        """Enter one outcome: the token belongs to the request, its gateway and the leader hear of it."""
+        request, attempt = held.submit.request, held.submit.attempt
         finish = self._finish(held, outcome)
+        new: tuple[int, ...] = ()
+        if isinstance(outcome, DrawFailed):
+            settled.failed[request] = outcome.why
+        else:
+            new = (outcome,)
+        row = TokenRow(request, attempt, len(held.output_ids), new, finish)
         held.output_ids.extend(new)
         if finish is not None:
             held.end(finish)
-        return (
-            ResultRow(fed.request, attempt, new, finish),
-            TokenRow(fed.request, attempt, first_index, new, finish),
-        )
+        settled.rows.append(ResultRow(request, attempt, new, finish))
+        settled.tokens.setdefault(held.submit.gateway, []).append(row)
 
     def _finish(self, held: Held, outcome: Outcome) -> Finish | None:
         if isinstance(outcome, DrawFailed):

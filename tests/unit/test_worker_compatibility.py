@@ -66,6 +66,10 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma2 with softcap and windows": lambda: transformers.Gemma2Config(
         **SMALL, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=2.0
     ),
+    "gemma3 with two kinds of rotary": lambda: transformers.Gemma3TextConfig(
+        **SMALL, head_dim=8, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "mixtral with experts": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=97, n_positions=256, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
     ),

@@ -49,7 +49,7 @@ def run(on: Ledger, plan: StepPlan, *outcomes: Outcome) -> tuple[Accepted, tuple
     accepted = on.accept(plan)
     assert isinstance(accepted, Accepted), accepted
     settled = on.settle(accepted, outcomes)
-    return accepted, settled.rows, list(settled.batches.values())
+    return accepted, tuple(settled.rows), list(on.token_batches(settled).values())
 
 
 def test_nothing_is_executed_before_the_first_claim() -> None:
@@ -165,7 +165,7 @@ def test_each_gateway_gets_one_batch() -> None:
     )
     accepted = made.accept(plan)
     assert isinstance(accepted, Accepted)
-    batches = made.settle(accepted, (1, 2, 3)).batches
+    batches = made.token_batches(made.settle(accepted, (1, 2, 3)))
     assert {gateway: [row.request for row in batch.rows] for gateway, batch in batches.items()} == {
         "g": ["a", "c"],
         "h": ["b"],

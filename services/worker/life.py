@@ -12,7 +12,7 @@ from typing import Literal
 import structlog
 
 from services.worker.executor import Batch, Executor, Outcome
-from services.worker.patience import patiently
+from services.worker.patience import patiently, unless_stopped
 from services.worker.residents import Accepted, Ledger, Refused, Repeated, Settled
 from services.worker.step_thread import StepThread
 from shared.bus.port import Bus, Entry, Part, Write
@@ -86,9 +86,8 @@ class Life:
 
     async def run(self, registration: bytes, stopping: asyncio.Event) -> Ended:
         """Register, then execute plans until ``stopping`` or a step raises. `DeclaredDead` comes in a group."""
-        # both streams stand before the first beat names this worker: a claim or an answer is never lost
-        for stream in (self._plans, self._results):
-            await patiently(partial(self._bus.make_stream, stream), "stream_not_made")
+        if not await unless_stopped(stopping, self._make_streams()):
+            return "stopping"
         async with asyncio.TaskGroup() as tasks:
             beating = tasks.create_task(keep_beating(self._bus, self._part, registration))
             reading = tasks.create_task(self._read())
@@ -99,6 +98,11 @@ class Life:
             for task in (beating, reading, watching, writing):
                 task.cancel()
         return ended
+
+    async def _make_streams(self) -> None:
+        """Make both streams before the first beat names this worker, so that no claim and no answer is lost."""
+        for stream in (self._plans, self._results):
+            await patiently(partial(self._bus.make_stream, stream), "stream_not_made")
 
     async def _read(self) -> None:
         cursor = START

@@ -3,12 +3,13 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from services.worker.executor import Loaded
 from services.worker.life import FLUSH_S, Counts, Ended, Life, Workplace, leave
-from services.worker.patience import patiently
+from services.worker.patience import patiently, unless_stopped
 from services.worker.progress import LoadingStopped, Progress
 from services.worker.residents import Ledger, Model
 from services.worker.step_thread import StepThread
@@ -51,13 +52,12 @@ async def serve_on(
         if loaded is None:
             return
         content_hash = content_hash_of(loaded.tokenizer)
-        await patiently(
-            lambda: bus.put(names.tokenizer(content_hash), encode(loaded.tokenizer)), "tokenizer_not_published"
-        )
+        put = partial(bus.put, names.tokenizer(content_hash), encode(loaded.tokenizer))
+        if not await unless_stopped(stopping, patiently(put, "tokenizer_not_published")):
+            return
         value = registration("worker", settings.model_name, tokenizer=content_hash)
-        await _live(
-            Workplace(bus, loaded.executor, thread, flush_s=flush_s), loaded, settings.model_name, value, stopping
-        )
+        workplace = Workplace(bus, loaded.executor, thread, flush_s=flush_s)
+        await _live(workplace, loaded, settings.model_name, value, stopping)
 
 
 def content_hash_of(files: TokenizerFiles) -> str:

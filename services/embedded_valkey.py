@@ -70,6 +70,7 @@ def _command(program: Path, socket: Path) -> tuple[str, ...]:
         "save": "",
         "appendonly": "no",
         "maxmemory-policy": "noeviction",
+        "hz": "1",  # nothing here needs its chores ten times a second, and idle they cost more than all else
         "set-proc-title": "no",  # it would be written over the environment, by which tests and people find our parts
     }
     return (str(program), *(word for name, value in settings.items() for word in (f"--{name}", value)))

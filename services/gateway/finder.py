@@ -13,7 +13,7 @@ from shared.protocol.codec import decode_as
 from shared.protocol.messages import Registration, TokenizerFiles
 
 FIRST_POLL_S = 0.2
-POLL_S = 1.0
+POLL_S = 5.0
 
 log = structlog.get_logger()
 

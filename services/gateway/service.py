@@ -16,14 +16,12 @@ from services.gateway.reader import Reader
 from services.gateway.writer import Writer
 from shared.bus.port import Bus
 from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable, NotServing, StartupError
-from shared.runtime.clock import Clock, monotonic, wall_clock_s
+from shared.errors import BusUnavailable, NotServing
+from shared.runtime.clock import Clock, monotonic, until_next, wall_clock_s
+from shared.runtime.part import wait_for_bus
 from shared.runtime.settings import GatewaySettings
 
-BUS_START_S = 10.0
-"""How long a Redis that is still starting is waited for."""
-RETRY_S = 0.2
-WATCH_S = 0.5
+WATCH_S = 1.0
 FLUSH_S = 2.0
 
 log = structlog.get_logger()
@@ -48,7 +46,7 @@ async def serve_on(
 ) -> None:
     """Serve on this bus; ``on_listening`` is told the port."""
     gateway = _Gateway(bus, settings, clock)
-    await _wait_for_bus(bus, stopping)
+    await wait_for_bus(bus, stopping)
     runner = make_runner(make_app(gateway.desk))
     await runner.setup()
     try:
@@ -59,20 +57,6 @@ async def serve_on(
     finally:
         if runner.server is not None:
             await runner.cleanup()
-
-
-async def _wait_for_bus(bus: Bus, stopping: asyncio.Event) -> None:
-    """Wait until Redis answers. Raises StartupError if it does not, or would lose work."""
-    deadline_s = asyncio.get_running_loop().time() + BUS_START_S
-    while not stopping.is_set():
-        try:
-            await bus.check()
-        except BusUnavailable as error:
-            if asyncio.get_running_loop().time() > deadline_s:
-                raise StartupError(str(error)) from error
-            await asyncio.sleep(RETRY_S)
-        else:
-            return
 
 
 class _Gateway:
@@ -109,7 +93,7 @@ class _Gateway:
             if len(self._owed) and self._pool.silence_s(self._clock()) > SILENT_S:
                 log.error("scheduler_silent", owed=len(self._owed))
                 self._owed.fail_all(NotServing(f"there was no word from a scheduler for {SILENT_S:.0f} s"))
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(until_next(WATCH_S, monotonic()))
 
     async def _drain(self) -> None:
         """Refuse newcomers, give running answers their time, then end them with an error."""

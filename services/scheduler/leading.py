@@ -25,7 +25,7 @@ from shared.protocol.messages import (
     SubmitRequest,
     WorkerState,
 )
-from shared.runtime.clock import Clock
+from shared.runtime.clock import Clock, until_next
 from shared.runtime.settings import SchedulerSettings
 from shared.scheduling.limits import Limits
 from shared.scheduling.planner import Planner
@@ -53,7 +53,7 @@ class Every:
 
     def done(self, now_s: float) -> None:
         """Begin the next period."""
-        self.due_s = now_s + self._period_s
+        self.due_s = now_s + until_next(self._period_s, now_s)
 
 
 class Leading:

@@ -6,8 +6,7 @@ from shared.bus.port import Bus, Entry
 from shared.errors import BusUnavailable
 from shared.ids import START, EntryId
 
-BLOCK_S = 0.25
-"""How long one read waits: so late at most a stream that was just added is heard."""
+BLOCK_S = 5.0
 QUEUE_ENTRIES = 1024
 RETRY_S = 0.1
 
@@ -18,11 +17,15 @@ class Reading:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._cursors: dict[str, EntryId] = {}
+        self._wait: asyncio.Timeout | None = None
         self.entries: asyncio.Queue[Entry] = asyncio.Queue(QUEUE_ENTRIES)
 
     def follow(self, stream: str) -> None:
-        """Read a stream from its beginning, from the next read on."""
-        self._cursors.setdefault(stream, START)
+        """Read a stream from its beginning, from now on: a read that waits is begun again with it."""
+        if stream not in self._cursors:
+            self._cursors[stream] = START
+            if self._wait is not None:
+                self._wait.reschedule(asyncio.get_running_loop().time())
 
     def leave(self, stream: str) -> None:
         """Read a stream no more."""
@@ -31,13 +34,19 @@ class Reading:
     async def run(self) -> None:
         """Read until cancelled; while Redis does not answer, try again."""
         while True:
-            cursors = dict(self._cursors)
-            try:
-                entries = await self._bus.read(cursors, block_s=BLOCK_S)
-            except BusUnavailable:
-                await asyncio.sleep(RETRY_S)  # the leader's own writes notice an outage, and say so
-                continue
-            for entry in entries:
+            for entry in await self._next():
                 if entry.stream in self._cursors:
                     self._cursors[entry.stream] = entry.id
                     await self.entries.put(entry)
+
+    async def _next(self) -> list[Entry]:
+        try:
+            async with asyncio.timeout(None) as self._wait:
+                return await self._bus.read(dict(self._cursors), block_s=BLOCK_S)
+        except TimeoutError:
+            return []  # another stream is to be followed
+        except BusUnavailable:
+            await asyncio.sleep(RETRY_S)  # the leader's own writes notice an outage, and say so
+            return []
+        finally:
+            self._wait = None

@@ -24,7 +24,7 @@ from shared.protocol.messages import ClaimWorker, Message, StepFailed, StepPlan,
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.part import keep_beating
 
-_READ_BLOCK_S = 1.0
+_READ_BLOCK_S = 5.0
 _INBOX = 8
 """Plans read ahead; a leader keeps at most plan_depth + 1 in flight, so this is never full for long."""
 _OUTBOX = 4

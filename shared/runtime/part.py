@@ -12,11 +12,12 @@ from shared.errors import BusUnavailable, StartupError
 from shared.protocol import names
 from shared.protocol.codec import encode
 from shared.protocol.messages import Registration
+from shared.runtime.clock import monotonic, until_next
 
 INSTANCE_VARIABLE = "SLIPSTREAM_INSTANCE"
 """Set by a supervisor, so that it knows the ids of a process it saw die: they are ``{kind}-{instance}.{life}``."""
 
-BUS_START_S = 10.0
+BUS_START_S = 30.0
 """How long a Redis that is still starting is waited for."""
 _RETRY_S = 0.2
 
@@ -67,4 +68,4 @@ async def keep_beating(bus: Bus, part: Part, value: bytes) -> None:
             if not silent:
                 log.warning("beat_unanswered", part=part.id, error=str(error))
             silent = True
-        await asyncio.sleep(BEAT_S)
+        await asyncio.sleep(until_next(BEAT_S, monotonic()))

@@ -15,7 +15,6 @@ from tests.integration.processes import Up, slipstream_up
 pytestmark = pytest.mark.timeout(120)
 
 STREAMS, TOKENS = 8, 150
-EOS = 257
 
 
 def expected_text(prompt: str, tokens: int) -> str:

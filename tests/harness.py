@@ -89,7 +89,7 @@ class Bench:
         block: int = 16,
         kv: str | None = None,
     ) -> None:
-        kv = kv or ("paged" if policy == "sarathi" else "reserve")
+        kv = kv or ("reserve" if policy in {"static", "orca"} else "paged")
         self.planner = Planner(POLICIES[policy], Limits(budget, seqs), RESERVATIONS[kv])
         self.answers: dict[RequestId, int] = {}
         self.worker = WorkerView(WorkerId("w"), BlockPool(blocks, block), max_model_len=100_000)

@@ -53,7 +53,9 @@ class GatewaySettings(Common):
 class SchedulerSettings(Common):
     """The scheduler: which requests run in the next iteration."""
 
-    policy: Literal["sarathi", "orca", "static"] = Field(default="sarathi", description="how a step is filled")
+    policy: Literal["sarathi", "orca", "static", "prefill-first", "chunked-only", "hybrid-only"] = Field(
+        default="sarathi", description="how a step is filled"
+    )
     kv: Literal["paged", "reserve"] | None = Field(
         default=None, description="KV memory on demand, or reserved at admission (default: reserve for static and orca)"
     )
@@ -84,7 +86,7 @@ class SchedulerSettings(Common):
     @property
     def kv_manager(self) -> Literal["paged", "reserve"]:
         """How KV memory is given."""
-        return self.kv or ("paged" if self.policy == "sarathi" else "reserve")
+        return self.kv or ("reserve" if self.policy in {"static", "orca"} else "paged")
 
 
 class WorkerSettings(Common):

@@ -28,6 +28,11 @@ class Draft:
     def __post_init__(self) -> None:
         self.budget = TokenBudget(self.limits.max_num_batched_tokens)
 
+    @property
+    def previous_prefilled(self) -> bool:
+        """True if this worker's step before this one computed any part of a prompt."""
+        return self.worker.previous is not None and self.worker.previous.prefills
+
     def running(self) -> list[Request]:
         """Return who runs as the step begins, in queue order; one preempted meanwhile is passed over by `extend`."""
         return list(self.worker.running)
@@ -114,9 +119,10 @@ class Draft:
         self.preempted.append(victim.id)
 
     def _feed(self, request: Request, new_blocks: tuple[BlockId, ...]) -> None:
+        decodes = request.is_decoding
         start, count = request.computed, self.budget.take(request.missing_tokens)
         samples = count == request.missing_tokens
-        self.slices.append(Slice(request.id, start, count, new_blocks, samples))
+        self.slices.append(Slice(request.id, start, count, new_blocks, samples, decodes))
         request.computed += count
         request.output_tokens += samples
         request.slices_in_flight += 1

@@ -101,6 +101,7 @@ class Planner:
         if not step.is_empty:
             worker.to_release.clear()
             worker.in_flight.append(step)
+            worker.previous = step if step.slices else worker.previous
         return step
 
     def _limits(self) -> Limits:

@@ -24,6 +24,8 @@ class WorkerView:
     """Ended since the last plan: the next one tells the worker to forget them."""
     in_flight: deque[Step] = field(default_factory=deque)
     """Published plans whose results have not been read, oldest first."""
+    previous: Step | None = None
+    """The plan published last that fed anybody."""
 
     @property
     def longest(self) -> int:

@@ -24,6 +24,8 @@ class Slice:
     count: int
     new_blocks: tuple[BlockId, ...]
     samples: bool
+    decodes: bool
+    """The request's prompt was computed before, and this is its one next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ class Step:
     def tokens(self) -> int:
         """Tokens that the step feeds."""
         return sum(slice_.count for slice_ in self.slices)
+
+    @property
+    def prefills(self) -> bool:
+        """True if it computes any part of a prompt."""
+        return any(not slice_.decodes for slice_ in self.slices)
 
     @property
     def is_empty(self) -> bool:

@@ -239,6 +239,44 @@ def test_t25_orca_of_figure_7() -> None:
     assert bench.iterate_times(2) == [{"A": 1, "B": 1, "C": 6, "D": 6}, {"A": 1, "B": 1, "C": 1, "D": 1}]
 
 
+def test_t25_early_vllm_of_figure_7() -> None:
+    bench = Bench("prefill-first", budget=8, seqs=4)
+    bench.worker.max_model_len = 15  # so that the budget takes one prompt, whole
+    bench.arrive("A", 1, 5)
+    bench.arrive("B", 1, 9)
+    bench.iterate()
+    bench.arrive("C", 8, 7)
+    bench.arrive("D", 8, 7)
+    assert bench.iterate_times(4) == [{"C": 8}, {"D": 8}, dict.fromkeys("ABCD", 1), dict.fromkeys("ABCD", 1)]
+
+
+def test_t24_prefill_first_stalls_every_decode_beside_a_long_prompt() -> None:
+    bench = Bench("prefill-first", budget=64)
+    for name in "ABC":
+        bench.arrive(name, 4, 100)
+    bench.iterate()
+    bench.arrive("long", 2000, 4)
+    assert bench.iterate() == {"long": 2000}
+
+
+def test_chunked_only_takes_turns_between_chunks_and_decodes() -> None:
+    bench = Bench("chunked-only", budget=8)
+    bench.arrive("A", 2, 9)
+    bench.iterate()
+    bench.arrive("C", 20, 9)
+    fed = bench.iterate_times(6)
+    assert fed == [{"A": 1}, {"C": 8}, {"A": 1}, {"C": 8}, {"A": 1}, {"C": 4}]
+    assert bench.iterate_times(2) == [{"A": 1, "C": 1}, {"A": 1, "C": 1}]
+
+
+def test_hybrid_only_feeds_decodes_and_whole_prompts_in_one_step() -> None:
+    bench = Bench("hybrid-only", budget=8)
+    bench.arrive("A", 2, 9)
+    bench.iterate()
+    bench.arrive("C", 2000, 9)
+    assert bench.iterate_times(2) == [{"A": 1, "C": 2000}, {"A": 1, "C": 1}]
+
+
 @pytest.mark.parametrize("policy", ["orca", "sarathi"])
 def test_t32_t33_who_ends_is_never_computed_again_and_who_is_late_joins_the_next_selection(policy: str) -> None:
     bench = Bench(policy)

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from shared.scheduling.draft import Draft
+from shared.scheduling.policies.chunked_only import chunked_only
+from shared.scheduling.policies.hybrid_only import hybrid_only
 from shared.scheduling.policies.orca import orca
+from shared.scheduling.policies.prefill_first import prefill_first
 from shared.scheduling.policies.sarathi import sarathi
 from shared.scheduling.policies.static import static
 
@@ -22,6 +25,9 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "static": Policy(static, cuts_prompts=False),
         "orca": Policy(orca, cuts_prompts=False),
+        "prefill-first": Policy(prefill_first, cuts_prompts=False),
+        "chunked-only": Policy(chunked_only, cuts_prompts=True),
+        "hybrid-only": Policy(hybrid_only, cuts_prompts=False),
         "sarathi": Policy(sarathi, cuts_prompts=True),
     }
 )

@@ -11,9 +11,10 @@ from shared.errors import BusUnavailable, ProtocolError
 from shared.protocol import names
 from shared.protocol.codec import decode_as
 from shared.protocol.messages import Registration, TokenizerFiles
+from shared.runtime.clock import monotonic, until_next
 
 FIRST_POLL_S = 0.2
-POLL_S = 5.0
+POLL_S = 1.0
 
 log = structlog.get_logger()
 
@@ -35,7 +36,7 @@ class TokenizerFinder:
                 await self._look()
             except BusUnavailable as error:
                 log.debug("tokenizer_not_looked_up", error=str(error))
-            await asyncio.sleep(POLL_S if self._loaded else FIRST_POLL_S)
+            await asyncio.sleep(until_next(POLL_S if self._loaded else FIRST_POLL_S, monotonic()))
 
     async def _look(self) -> None:
         published = self._hashes(await self._bus.parts(self._members))

@@ -3,12 +3,13 @@
 import asyncio
 import importlib.metadata
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from services.private_folder import private_folder
 from services.supervision import Part
 from shared.errors import StartupError
 
@@ -39,24 +40,33 @@ class EmbeddedValkey:
 
     def last_words(self) -> str:
         """Return the last line that the server logged."""
-        log = self.socket.with_suffix(".log")
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return lines[-1] if lines else "it logged nothing"
+        return _last_words(self.socket)
 
 
 @contextmanager
 def embedded_valkey() -> Iterator[EmbeddedValkey]:
     """Give a private folder to a server, and remove it at the end. Raises `StartupError` if there is no server."""
     program = _find_server()
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="slipstream-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise StartupError(f"no folder for temporary files: {error.strerror} (TMPDIR names another)") from error
-    with folder as name:
-        socket = Path(name) / "valkey.sock"
+    with ExitStack() as at_the_end:
+        try:
+            folder = at_the_end.enter_context(private_folder())
+        except OSError as error:
+            raise StartupError(f"no folder for temporary files: {error.strerror} (TMPDIR names another)") from error
+        socket = folder / "valkey.sock"
         if len(os.fsencode(socket)) > _SOCKET_PATH_MAX:
-            raise StartupError(f"the folder for temporary files has too long a path: {name} (TMPDIR names another)")
-        yield EmbeddedValkey(Part("valkey", _command(program, socket), dict(os.environ)), socket)
+            raise StartupError(f"the folder for temporary files has too long a path: {folder} (TMPDIR names another)")
+        last_words = partial(_last_words, socket)
+        yield EmbeddedValkey(Part("valkey", _command(program, socket), dict(os.environ), last_words=last_words), socket)
+
+
+def _last_words(socket: Path) -> str:
+    log = _log_of(socket)
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return lines[-1] if lines else "it logged nothing"
+
+
+def _log_of(socket: Path) -> Path:
+    return socket.with_suffix(".log")
 
 
 def _command(program: Path, socket: Path) -> tuple[str, ...]:
@@ -65,7 +75,7 @@ def _command(program: Path, socket: Path) -> tuple[str, ...]:
         "unixsocket": str(socket),
         "unixsocketperm": "700",
         "dir": str(socket.parent),
-        "logfile": str(socket.with_suffix(".log")),
+        "logfile": str(_log_of(socket)),
         "loglevel": "warning",
         "save": "",
         "appendonly": "no",

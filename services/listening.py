@@ -25,6 +25,8 @@ def choose_port(host: str, port: int) -> int:
             return chosen
     except OSError as error:
         raise StartupError(_why_not(error, host, port)) from error
+    except UnicodeError as error:  # a label is empty or too long: the resolver was not even asked
+        raise StartupError(f"cannot listen on {host} port {port}: no host can have that name") from error
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:

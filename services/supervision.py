@@ -45,6 +45,8 @@ class Part:
     output: int = _STDERR
     kind: names.Kind | None = None
     """Services of ours: what they are on the bus."""
+    last_words: Callable[[], str] | None = None
+    """What it said last, for parts whose words go elsewhere than to ``output``."""
 
 
 class PartFailed(Exception):
@@ -106,7 +108,8 @@ class Supervisor:
             return False
         if deaths >= FAILURES_MAX:
             sentence = f"the {part.name} died {deaths} times in a minute (last with exit status {status}); giving up"
-            self._fail(PartFailed(sentence, cannot_start=False))
+            reason = f": {part.last_words()}" if part.last_words else ""
+            self._fail(PartFailed(sentence + reason, cannot_start=False))
             return False
         await self._on_death(part, instance)
         return True

@@ -4,7 +4,7 @@
 
     models/SHA-256 of the wheel or .gguf file/     config.json, *.safetensors, …, slipstream.json (sizes and sums)
     sources/ORIGIN                                 which content a package or a file was found to have
-    staging/ORIGIN.…/                              under way; left behind only by a kill, removed by the next process
+    staging/ORIGIN@…/                              under way; left behind only by a kill, removed by the next process
     locks/ORIGIN.lock
 """
 
@@ -29,6 +29,8 @@ _FORMAT = 1
 _SUMMED_BYTES = 512 * 1024 * 1024
 """Files up to this size are checked by their sum at every start (a second or less), larger ones by their size."""
 _LOCK_POLL_S = 1.0
+_ENDS_ORIGIN = "@"
+"""Stands in no origin: what begins with 0.1 and a dot may belong to 0.1.2, which another process is at work on."""
 
 log = structlog.get_logger()
 
@@ -73,33 +75,34 @@ class CacheFolder:
 
     def content_of(self, origin: str) -> str | None:
         """Return the content that an origin was found to have, if it was ever looked at."""
-        try:
-            return (self._root / "sources" / origin).read_text().strip() or None
-        except FileNotFoundError:
-            return None
+        with self._disk():
+            try:
+                return (self._root / "sources" / origin).read_text().strip() or None
+            except FileNotFoundError:
+                return None
 
     @contextmanager
     def alone(self, origin: str, progress: Progress) -> Iterator[Path]:
         """Hold an origin against other processes, and give a new folder for work under way, removed at the end."""
-        try:
+        lock = FileLock(self._root / "locks" / f"{origin}.lock")
+        prefix = f"{origin}{_ENDS_ORIGIN}"
+        with self._disk():
             for name in ("models", "sources", "staging", "locks"):
                 (self._root / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StartupError(f"the cache folder {self._root} cannot be made: {error.strerror}") from error
-        lock = FileLock(self._root / "locks" / f"{origin}.lock")
-        _acquire(lock, origin, progress)
-        try:
-            for left in (self._root / "staging").glob(f"{origin}.*"):
-                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed: we hold its lock now
-            with tempfile.TemporaryDirectory(prefix=f"{origin}.", dir=self._root / "staging") as staging:
-                yield Path(staging)
-        finally:
-            lock.release()
+            _acquire(lock, origin, progress)
+            try:
+                for left in (self._root / "staging").glob(f"{prefix}*"):
+                    shutil.rmtree(left, ignore_errors=True)  # of a process that was killed: we hold its lock now
+                with tempfile.TemporaryDirectory(prefix=prefix, dir=self._root / "staging") as staging:
+                    yield Path(staging)
+            finally:
+                lock.release()
 
     def keep(self, made: Path, *, origin: str, content: str) -> Path:
         """Take a finished folder into the cache by one rename, and return where it is now."""
         target = self._root / "models" / content
-        _seal(made)
+        with self._disk():
+            _seal(made)
         try:
             made.rename(target)
         except OSError as error:
@@ -113,8 +116,9 @@ class CacheFolder:
     def note(self, staging: Path, *, origin: str, content: str) -> None:
         """Remember which content an origin has."""
         fresh = staging / "source"
-        fresh.write_text(content)
-        fresh.replace(self._root / "sources" / origin)
+        with self._disk():
+            fresh.write_text(content)
+            fresh.replace(self._root / "sources" / origin)
 
     def require_space(self, needed_bytes: int, what: str) -> None:
         """Raise StartupError unless so much is free on the disk of the cache."""
@@ -128,6 +132,14 @@ class CacheFolder:
                 f"{needed_bytes / 1e6:,.0f} MB needed, {free_bytes / 1e6:,.0f} MB free"
             )
 
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Turn what the disk refuses into one sentence: it is full, it is read only, a file is in the way."""
+        try:
+            yield
+        except OSError as error:
+            raise StartupError(f"the cache folder {self._root} cannot be used: {error.strerror or error}") from error
+
 
 def _acquire(lock: FileLock, origin: str, progress: Progress) -> None:
     while True:
@@ -136,8 +148,6 @@ def _acquire(lock: FileLock, origin: str, progress: Progress) -> None:
             lock.acquire(timeout=_LOCK_POLL_S)
         except Timeout:
             progress.say("model_waiting", reason="another process is fetching or converting it", model=origin)
-        except OSError as error:
-            raise StartupError(f"the cache folder cannot be locked: {error.strerror}") from error
         else:
             return
 

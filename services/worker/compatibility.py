@@ -90,9 +90,12 @@ def _strange_rope(config: PreTrainedConfig) -> list[str]:
 
 
 def expected_windows(config: PreTrainedConfig) -> list[int | None] | None:
-    """Return each layer's sliding window, or None where the configuration leaves it to the code."""
+    """Return each layer's sliding window, or None where the configuration knows of none.
+
+    Without a list of layer types the window is every layer's: code that applies it by its mask alone is found out.
+    """
     layer_types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if layer_types is None:
-        return None
+        return [window] * config.num_hidden_layers if window else None
     return [window if kind == "sliding_attention" else None for kind in layer_types]

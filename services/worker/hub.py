@@ -4,7 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (  # type: ignore[attr-defined] # HTTPError is its HTTP client's, whichever that is
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from huggingface_hub.utils.tqdm import tqdm
 
 from services.worker.progress import Progress
@@ -27,10 +34,22 @@ def hub_folder(model: str, progress: Progress) -> Path:
         raise StartupError(f"the hub gives {model} only to those who agreed to its terms: set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
         raise StartupError(f"the Hugging Face hub has no model {model}") from error
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise StartupError(
+    except (OSError, HTTPError) as error:
+        raise _refusal(model, error) from error
+
+
+def _refusal(model: str, error: Exception) -> StartupError:
+    """Return the sentence for a model that the hub has, or that nobody could ask it for."""
+    cause = error.__cause__ or error if isinstance(error, LocalEntryNotFoundError) else error
+    if isinstance(cause, HfHubHTTPError):
+        status = cause.response.status_code
+        return StartupError(f"the Hugging Face hub does not give {model}: it answers with status {status}")
+    if isinstance(cause, LocalEntryNotFoundError | ConnectionError | HTTPError):
+        return StartupError(
             f"there is no folder {model}, and as a model of the Hugging Face hub it is neither here nor reachable"
-        ) from error
+        )
+    why = next(iter(str(cause).splitlines()), type(cause).__name__)
+    return StartupError(f"{model} cannot be fetched from the Hugging Face hub: {why}")
 
 
 def _reporting(progress: Progress, model: str) -> type[tqdm]:

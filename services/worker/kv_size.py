@@ -18,16 +18,19 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 def kv_blocks(kv_tokens: int | None, *, bytes_per_token: int, free_bytes: int, sharers: int) -> int:
     """Return the blocks of the pool. Raises StartupError if not even one fits, or what was asked for does not.
 
-    Without a wish: 30 % of free memory divided by the workers that share it, at most 131,072 positions.
+    Free memory is divided by the workers that share it, who all take their part at about the same time.
+    Without a wish: 30 % of that, at most 131,072 positions.
     """
+    mine_bytes = free_bytes // sharers
     if kv_tokens is None:
-        tokens = min(int(free_bytes * _FREE_SHARE) // sharers // bytes_per_token, DEFAULT_KV_TOKENS)
+        tokens = min(int(mine_bytes * _FREE_SHARE) // bytes_per_token, DEFAULT_KV_TOKENS)
     else:
         tokens = kv_tokens
-        if tokens * bytes_per_token > free_bytes:
+        if tokens * bytes_per_token > mine_bytes:
+            shared = f" for each of {sharers} workers" if sharers > 1 else ""
             raise StartupError(
                 f"--kv-tokens {tokens:,} needs {tokens * bytes_per_token / 1e9:.1f} GB of memory, "
-                f"but only {free_bytes / 1e9:.1f} GB are free"
+                f"but only {mine_bytes / 1e9:.1f} GB are free{shared}"
             )
     if tokens < BLOCK_TOKENS:
         raise StartupError(

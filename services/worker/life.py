@@ -12,6 +12,7 @@ from typing import Literal
 import structlog
 
 from services.worker.executor import Batch, Executor, Outcome
+from services.worker.hung_step import HungStep
 from services.worker.patience import patiently, unless_stopped
 from services.worker.residents import Accepted, Ledger, Refused, Repeated, Settled
 from services.worker.step_thread import StepThread
@@ -61,6 +62,7 @@ class Workplace:
     bus: Bus
     executor: Executor
     thread: StepThread
+    hung_step: HungStep
     clock: Clock = monotonic
     flush_s: float = FLUSH_S
 

@@ -5,6 +5,7 @@ import platform
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from services.worker.compatibility import check_class, check_config, check_modules
@@ -114,7 +115,7 @@ def _config(folder: Path) -> PreTrainedConfig:
 def _model(folder: Path, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
     try:
         model: PreTrainedModel = model_class.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise StartupError(f"cannot load the model: {_first_line(error)}") from error
     return model
 

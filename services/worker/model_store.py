@@ -73,7 +73,14 @@ def _of_gguf(gguf: Path, cache: CacheFolder, progress: Progress) -> Path:
     # a file that was not touched since keeps its sum: large ones take minutes to read
     fingerprint = f"{gguf.resolve()}\n{facts.st_size}\n{facts.st_mtime_ns}"
     origin = f"gguf-{hashlib.sha256(fingerprint.encode()).hexdigest()[:24]}"
-    return _converted(origin, lambda _: (gguf, sha256_of(gguf)), cache, progress)
+
+    def make(_: Path) -> tuple[Path, str]:
+        try:
+            return gguf, sha256_of(gguf)
+        except OSError as error:
+            raise StartupError(f"{gguf} cannot be read: {error.strerror}") from error
+
+    return _converted(origin, make, cache, progress)
 
 
 def _converted(origin: str, make: Callable[[Path], tuple[Path, str]], cache: CacheFolder, progress: Progress) -> Path:

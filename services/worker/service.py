@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 
 from services.worker.executor import Loaded
+from services.worker.hung_step import HungStep
 from services.worker.life import FLUSH_S, Counts, Ended, Life, Workplace, leave
 from services.worker.patience import patiently, unless_stopped
 from services.worker.progress import LoadingStopped, Progress
@@ -41,7 +42,13 @@ async def serve(settings: WorkerSettings, stopping: asyncio.Event) -> None:
 
 
 async def serve_on(
-    bus: Bus, settings: WorkerSettings, stopping: asyncio.Event, *, load: Load | None = None, flush_s: float = FLUSH_S
+    bus: Bus,
+    settings: WorkerSettings,
+    stopping: asyncio.Event,
+    *,
+    load: Load | None = None,
+    flush_s: float = FLUSH_S,
+    hung_step: HungStep = HungStep(),  # noqa: B008 - frozen
 ) -> None:
     """Serve on a bus; ``load`` stands in for the executor that the settings name."""
     await wait_for_bus(bus, stopping)
@@ -55,7 +62,7 @@ async def serve_on(
         if not await unless_stopped(stopping, patiently(put, "tokenizer_not_published")):
             return
         value = registration("worker", settings.model_name, tokenizer=content_hash)
-        workplace = Workplace(bus, loaded.executor, thread, flush_s=flush_s)
+        workplace = Workplace(bus, loaded.executor, thread, hung_step, flush_s=flush_s)
         await _live(workplace, loaded, settings.model_name, value, stopping)
 
 
@@ -130,7 +137,7 @@ async def _live(workplace: Workplace, loaded: Loaded, model: str, value: bytes, 
             await leave(workplace.bus, part)
         # else its streams stay until they expire: the leader has yet to read why this life ended
         # whatever a step left in the pool belongs to requests that are run again elsewhere, or here from the start
-        await workplace.thread.call(loaded.executor.forget)
+        await workplace.hung_step.or_idle(workplace.thread, loaded.executor.forget, stopping)
 
 
 async def _one_life(life: Life, value: bytes, stopping: asyncio.Event) -> Ended:

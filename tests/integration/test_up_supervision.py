@@ -17,7 +17,7 @@ from services.bound_child import bound
 from services.supervision import FAILURES_MAX, FAILURES_WINDOW_S, Deaths, Keeper, Part, Supervisor
 from shared.runtime.clock import monotonic
 from shared.runtime.process import EXIT_CANNOT_START
-from tests.integration.processes import all_gone, is_gone
+from tests.integration.processes import all_gone, is_gone, marked_with
 
 WAIT_S = 10.0
 STAYS = 'echo "$$ $SLIPSTREAM_INSTANCE"; exec sleep 60'
@@ -186,6 +186,7 @@ async def test_kill_9_of_the_supervisor_leaves_no_process() -> None:
         assert process.stdout is not None
         said = {process.stdout.readline(), process.stdout.readline()}
         assert said == {b"first\n", b"second\n"}
+        assert len(marked_with(mark)) == 3  # what cannot be seen is gone too easily
         process.kill()
     assert all_gone(mark)
 

@@ -70,6 +70,12 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
         **SMALL, head_dim=8, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
     ),
     "mixtral with experts": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4),
+    "mixtral with experts and a sliding window": lambda: transformers.MixtralConfig(
+        **SMALL, num_local_experts=4, sliding_window=WINDOW
+    ),
+    "starcoder2 with a sliding window": lambda: transformers.Starcoder2Config(**SMALL, sliding_window=WINDOW),
+    "phi3 with a sliding window": lambda: transformers.Phi3Config(**SMALL, sliding_window=WINDOW),
+    "phimoe without a window": lambda: transformers.PhimoeConfig(**SMALL, num_local_experts=4),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=97, n_positions=256, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
     ),
@@ -145,6 +151,11 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
             **SMALL, head_dim=8, num_local_experts=2, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
         ),
         "gpt_oss.*s_aux",
+    ),
+    # longer than the probe's rows, which therefore come out right
+    "a window in the mask alone": (
+        lambda: transformers.PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=12),
+        "phimoe.*does not name its sliding windows",
     ),
     "latent attention": (lambda: transformers.DeepseekV3Config(**SMALL), "deepseek_v3.*latent attention"),
     "shared keys and values": (

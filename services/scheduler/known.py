@@ -45,19 +45,18 @@ class KnownRequests:
         known = self._known[request]
         return known.submit, known.arrival
 
-    def settled(self, request: RequestId) -> tuple[EntryId, ...]:
-        """Take a request's entry for deletion, if it still stands."""
+    def settled(self, request: RequestId, attempt: int) -> tuple[EntryId, ...]:
+        """Take the entry of this attempt for deletion, if it still stands: news of older ones settle nothing."""
         known = self._known.get(request)
-        if known is None or known.entry is None:
+        if known is None or known.entry is None or known.submit.attempt != attempt:
             return ()
         entry, known.entry = known.entry, None
         return (entry,)
 
     def forget(self, request: RequestId) -> tuple[EntryId, ...]:
         """Hold a request no longer; return its entry for deletion, if it still stands."""
-        entries = self.settled(request)
-        self._known.pop(request, None)
-        return entries
+        known = self._known.pop(request, None)
+        return () if known is None or known.entry is None else (known.entry,)
 
     def of_gateways(self) -> dict[GatewayId, list[Known]]:
         """Return all that is held, by gateway."""

@@ -3,12 +3,13 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
-from services.scheduler.leader import Leader, Pace
+from services.scheduler.leader import Leader
+from services.scheduler.line import Line
 from services.scheduler.outbox import Outbox
 from services.scheduler.reading import Reading
 from shared.bus.port import EXPIRY_S, LEASE_S, RENEWAL_S, Bus, Entry, Lease
@@ -56,17 +57,29 @@ class Every:
         self.due_s = now_s + until_next(self._period_s, now_s)
 
 
+@dataclass(slots=True)
+class Outages:
+    """Until when parts may have been unable to beat, though alive. Outlives a leader's turn, which an outage ends."""
+
+    over_at_s: float = 0.0
+
+    def notice(self, now_s: float) -> None:
+        """Redis did not answer just now: give everyone one expiry to be heard of again."""
+        self.over_at_s = now_s + EXPIRY_S
+
+
 class Leading:
     """The shell around a `Leader`: one task reads, this one applies, plans, publishes and keeps the lease."""
 
-    def __init__(self, bus: Bus, settings: SchedulerSettings, lease: Lease, clock: Clock) -> None:
-        self._bus, self._lease, self._clock = bus, lease, clock
+    def __init__(self, bus: Bus, settings: SchedulerSettings, lease: Lease, clock: Clock, outages: Outages) -> None:
+        self._bus, self._lease, self._clock, self._outages = bus, lease, clock, outages
         self._model = settings.model_name
         self._requests = names.requests(self._model)
         limits = Limits(settings.max_num_batched_tokens, settings.sequences)
         planner = Planner(POLICIES[settings.policy], limits, RESERVATIONS[settings.kv_manager])
-        pace = Pace(settings.plan_depth, settings.max_model_len)
-        self._leader = Leader(planner, pace, Outbox(self._requests), lambda: secrets.token_hex(8))
+        outbox = Outbox(self._requests)
+        line = Line(planner, outbox, settings.max_model_len)
+        self._leader = Leader(planner, line, outbox, settings.plan_depth, lambda: secrets.token_hex(8))
         self._reading = Reading(bus)
         self._read_to = START
         """The last entry of ``requests`` that was applied."""
@@ -74,7 +87,6 @@ class Leading:
         self._first_workers: set[WorkerId] | None = None
         self._gateways: frozenset[str] = frozenset()
         self._renewed_s = clock()
-        self._trusts_beats_from_s = 0.0
         self._renewal, self._poll, self._held = Every(RENEWAL_S), Every(POLL_S), Every(HELD_S)
 
     async def run(self) -> None:
@@ -130,37 +142,35 @@ class Leading:
 
     async def _look_around(self) -> None:
         """Claim who is new, lose who is gone, and begin to read the waiting line once it is known who holds what."""
-        noticed = self._leader.known.noticed
+        noticed = self._leader.line.known.noticed
         workers = await self._patiently(lambda: self._bus.parts(names.members("worker", self._model)))
         gateways = await self._patiently(lambda: self._bus.parts(names.members("gateway", self._model)))
         self._gateways = frozenset(gateways)
         now_s = self._clock()
-        await self._bury(frozenset(workers), noticed, now_s)
+        self._give_up(frozenset(workers), noticed, now_s)
         for worker in map(WorkerId, workers):
-            if worker not in self._leader.commands:
+            if worker not in self._leader.commands and worker not in self._leader.given_up:
                 self._reading.follow(names.results(worker))
                 self._leader.claim(worker, now_s)
+        self._leader.given_up.intersection_update(map(WorkerId, workers))
         if self._first_workers is None:
             self._first_workers = set(self._leader.commands)
         self._leader.refuse_if_without_worker(now_s)
         self._read_requests_if_known_who_holds_what()
 
-    async def _bury(self, workers: frozenset[str], noticed: int, now_s: float) -> None:
-        """Declare dead who has not beaten or not answered. Beats are not trusted for a while after an outage."""
+    def _give_up(self, workers: frozenset[str], noticed: int, now_s: float) -> None:
+        """Lose who has not beaten or not answered. Beats are not trusted for a while after an outage."""
         dead: dict[WorkerId, str] = dict.fromkeys(self._leader.overdue(now_s), "it does not answer")
-        dead_gateways: list[str] = []
-        if now_s >= self._trusts_beats_from_s:
+        if now_s >= self._outages.over_at_s:
             gone = [worker for worker in self._leader.commands if worker not in workers]
             dead |= dict.fromkeys(gone, "its heart stopped")
-            dead_gateways = list(self._leader.lose_gateways(self._gateways, noticed))
+            self._leader.lose_gateways(self._gateways, noticed)
         for worker, why in dead.items():
             self._leader.lose_worker(worker, why)
-            self._reading.leave(names.results(worker))
-        for part in (*dead, *dead_gateways):
-            await self._patiently(partial(self._bus.declare_dead, part))
+        self._reading.follow_only({self._requests, *map(names.results, self._leader.commands)})
 
     def _read_requests_if_known_who_holds_what(self) -> None:
-        if self._reads_requests or self._first_workers is None:
+        if self._reads_requests or self._first_workers is None or self._clock() < self._outages.over_at_s:
             return
         open_claims = (w for w in self._first_workers if w in self._leader.commands)
         if all(self._leader.commands[worker].is_claimed for worker in open_claims):
@@ -183,7 +193,7 @@ class Leading:
         else:
             match message:
                 case SubmitRequest() if entry.stream == self._requests:
-                    self._leader.read_submission(entry.id, message, self._clock())
+                    self._leader.read_submission(entry.id, message)
                 case CancelRequest() if entry.stream == self._requests:
                     self._leader.read_cancellation(entry.id, message)
                 case WorkerState() | StepResult() | StepFailed() | PlanRefused() if entry.stream != self._requests:
@@ -224,7 +234,7 @@ class Leading:
                 return await call()
             except BusUnavailable as error:
                 log.warning("bus_unavailable", error=str(error))
+                self._outages.notice(self._clock())
                 if self._clock() - self._renewed_s > LEASE_S:
                     raise LeaseLost(f"{self._lease.owner} could not renew its lease: {error}") from error
-                self._trusts_beats_from_s = self._clock() + EXPIRY_S
                 await asyncio.sleep(RETRY_S)

@@ -16,6 +16,7 @@ class Outbox:
         self._writes: list[Write] = []
         self._settled: list[EntryId] = []
         self._trims: dict[str, EntryId] = {}
+        self._dead: list[str] = []
 
     def say(self, stream: str, message: Message) -> None:
         """Publish a message, if its reader's stream exists."""
@@ -29,10 +30,16 @@ class Outbox:
         """Trim a worker's results: they have been applied."""
         self._trims[stream] = through
 
+    def declare_dead(self, part: str) -> None:
+        """Say that a part is dead: it will never beat again under its id."""
+        self._dead.append(part)
+
     def take(self) -> LeaderWrite | None:
         """Return all that was gathered and begin anew; None if there is nothing."""
-        if not (self._writes or self._settled or self._trims):
+        if not (self._writes or self._settled or self._trims or self._dead):
             return None
-        write = LeaderWrite(tuple(self._writes), self._requests, tuple(self._settled), dict(self._trims))
-        self._writes, self._settled, self._trims = [], [], {}
+        write = LeaderWrite(
+            tuple(self._writes), self._requests, tuple(self._settled), dict(self._trims), tuple(self._dead)
+        )
+        self._writes, self._settled, self._trims, self._dead = [], [], {}, []
         return write

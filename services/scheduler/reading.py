@@ -1,6 +1,9 @@
 """Reads the waiting line and the workers' results into one bounded queue, each entry once and in order."""
 
 import asyncio
+from collections.abc import Collection
+
+import structlog
 
 from shared.bus.port import Bus, Entry
 from shared.errors import BusUnavailable
@@ -9,6 +12,8 @@ from shared.ids import START, EntryId
 BLOCK_S = 5.0
 QUEUE_ENTRIES = 1024
 RETRY_S = 0.1
+
+log = structlog.get_logger()
 
 
 class Reading:
@@ -26,10 +31,12 @@ class Reading:
             self._cursors[stream] = START
             if self._wait is not None:
                 self._wait.reschedule(asyncio.get_running_loop().time())
+                self._wait = None
 
-    def leave(self, stream: str) -> None:
-        """Read a stream no more."""
-        self._cursors.pop(stream, None)
+    def follow_only(self, streams: Collection[str]) -> None:
+        """Read all other streams no more."""
+        for stream in self._cursors.keys() - streams:
+            del self._cursors[stream]
 
     async def run(self) -> None:
         """Read until cancelled; while Redis does not answer, try again."""
@@ -41,12 +48,19 @@ class Reading:
 
     async def _next(self) -> list[Entry]:
         try:
-            async with asyncio.timeout(None) as self._wait:
-                return await self._bus.read(dict(self._cursors), block_s=BLOCK_S)
+            async with asyncio.timeout(None) as wait:
+                return await self._read(wait)
         except TimeoutError:
             return []  # another stream is to be followed
-        except BusUnavailable:
-            await asyncio.sleep(RETRY_S)  # the leader's own writes notice an outage, and say so
-            return []
+        except BusUnavailable as error:
+            log.debug("not_read", error=str(error))  # the leader's own writes notice an outage, and say so
+        await asyncio.sleep(RETRY_S)
+        return []
+
+    async def _read(self, wait: asyncio.Timeout) -> list[Entry]:
+        """Read once; `follow` may end the wait exactly as long as this runs."""
+        self._wait = wait
+        try:
+            return await self._bus.read(dict(self._cursors), block_s=BLOCK_S)
         finally:
             self._wait = None

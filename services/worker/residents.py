@@ -77,21 +77,25 @@ class Ledger:
         self._held: dict[RequestId, Held] = {}
         self._epoch = 0
         self._step = 0
-        self._refusing = True  # nobody has claimed this worker yet
-        self.repeats = 0
+        self._refusing = True
+        self._claimed_by = ""  # nobody yet
 
     def claim(self, nonce: str) -> WorkerState:
-        """Take a leader's claim: raise the epoch, expect step 1, and tell everything that is remembered."""
-        self._epoch += 1
-        self._step = 0
-        self._refusing = False
+        """Take a leader's claim: raise the epoch, expect step 1, and tell everything that is remembered.
+
+        A claim that comes twice is answered twice and changes nothing: the leader plans in the epoch it heard of first.
+        """
+        if nonce != self._claimed_by:
+            self._claimed_by = nonce
+            self._epoch += 1
+            self._step = 0
+            self._refusing = False
         residents = tuple(_resident(held) for held in self._held.values())
         return WorkerState(self._worker, self._epoch, nonce, self._size, residents)
 
     def accept(self, plan: StepPlan) -> Accepted | Repeated | Refused:
         """Enter a plan if it is the next one of the present epoch and agrees with what is remembered."""
         if self._is_past(plan):
-            self.repeats += 1
             return Repeated(plan.epoch, plan.step)
         if self._refusing or plan.epoch != self._epoch or plan.step != self._step + 1:
             return self._refuse(plan, "not the next plan of a claimed epoch")

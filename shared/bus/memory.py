@@ -76,13 +76,14 @@ class MemoryBus:
         return 0 if found is None else len(found.entries)
 
     async def beat(self, part: Part, registration: bytes) -> None:
-        """Say that a part is alive for ``EXPIRY_S`` more. Raises `DeclaredDead` if it has been declared dead."""
+        """Say that a part is alive for ``EXPIRY_S`` more, and make those of its streams that are missing."""
         server = await self._reach()
         if server.get(names.dead(part.id)) is not None:
             raise DeclaredDead(f"{part.id} has been declared dead")
         server.put(names.beat(part.id), registration, for_s=EXPIRY_S)
         server.members(part.members).add(part.id)
         for stream in part.streams:
+            server.make_stream(stream)
             server.expire_stream(stream, DEAD_PART_TTL_S)
 
     async def leave(self, part: Part) -> None:
@@ -104,9 +105,7 @@ class MemoryBus:
 
     async def declare_dead(self, part: str) -> None:
         """Write that a part is dead: it will never beat again under this id."""
-        server = await self._reach()
-        server.put(names.dead(part), b"1", for_s=DEAD_PART_TTL_S)
-        server.remove(names.beat(part))
+        _declare_dead(await self._reach(), part)
 
     async def take_lease(self, lease: Lease) -> bool:
         """Take or renew a lease for ``LEASE_S``; False while it is somebody else's."""
@@ -133,6 +132,8 @@ class MemoryBus:
         server.delete(write.requests, write.settled)
         for stream, through in write.trims.items():
             server.trim(stream, through)
+        for part in write.dead:
+            _declare_dead(server, part)
 
     async def put(self, key: str, data: bytes) -> None:
         """Store a value for good."""
@@ -171,3 +172,8 @@ class MemoryBus:
     def _require_open(self) -> None:
         if self._closed:
             raise BusUnavailable("The connection to the memory bus has been closed")
+
+
+def _declare_dead(server: MemoryServer, part: str) -> None:
+    server.put(names.dead(part), b"1", for_s=DEAD_PART_TTL_S)
+    server.remove(names.beat(part))

@@ -61,6 +61,8 @@ class LeaderWrite:
     settled: tuple[EntryId, ...] = ()
     trims: Mapping[str, EntryId] = field(default_factory=dict)
     """Streams whose entries up to and including an id have been applied."""
+    dead: tuple[str, ...] = ()
+    """Parts that the leader has given up: declared dead, as by `Bus.declare_dead`."""
 
 
 class Bus(Protocol):
@@ -94,7 +96,10 @@ class Bus(Protocol):
         """Return the number of entries of a stream, 0 if it does not exist."""
 
     async def beat(self, part: Part, registration: bytes) -> None:
-        """Say that a part is alive for ``EXPIRY_S`` more. Raises `DeclaredDead` if it has been declared dead."""
+        """Say that a part is alive for ``EXPIRY_S`` more, and make those of its streams that are missing.
+
+        Raises `DeclaredDead` if it has been declared dead.
+        """
 
     async def leave(self, part: Part) -> None:
         """Take a part off the list, with its streams: it ends in good order."""

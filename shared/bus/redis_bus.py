@@ -22,6 +22,9 @@ from shared.protocol import names
 ANSWER_S = 5.0
 """How long the server may take over anything but a read that waits."""
 
+RENEWED_WITHIN_S = 1.0
+"""How long it may take over a beat or a lease: a second try must come before they run out."""
+
 _WRITERS = 8
 _READERS = 16
 _LAST_SEQUENCE = 2**64 - 1
@@ -99,9 +102,10 @@ class RedisBus:
         return int(answer)
 
     async def beat(self, part: Part, registration: bytes) -> None:
-        """Say that a part is alive for ``EXPIRY_S`` more. Raises `DeclaredDead` if it has been declared dead."""
+        """Say that a part is alive for ``EXPIRY_S`` more, and make those of its streams that are missing."""
         keys = [names.dead(part.id), names.beat(part.id), part.members, *part.streams]
-        if not await self._run(_BEAT, keys, [part.id, registration, _ms(EXPIRY_S), _ms(DEAD_PART_TTL_S)]):
+        args: list[str | bytes | int] = [part.id, registration, _ms(EXPIRY_S), _ms(DEAD_PART_TTL_S)]
+        if not await self._run(_BEAT, keys, args, within_s=RENEWED_WITHIN_S):
             raise DeclaredDead(f"{part.id} has been declared dead")
 
     async def leave(self, part: Part) -> None:
@@ -120,7 +124,8 @@ class RedisBus:
 
     async def take_lease(self, lease: Lease) -> bool:
         """Take or renew a lease for ``LEASE_S``; False while it is somebody else's."""
-        return bool(await self._run(_TAKE_LEASE, [lease.key], [lease.owner, _ms(LEASE_S)]))
+        args: list[str | bytes | int] = [lease.owner, _ms(LEASE_S)]
+        return bool(await self._run(_TAKE_LEASE, [lease.key], args, within_s=RENEWED_WITHIN_S))
 
     async def drop_lease(self, lease: Lease) -> None:
         """Give a lease back, if it is ours."""
@@ -128,11 +133,20 @@ class RedisBus:
 
     async def lead(self, lease: Lease, write: LeaderWrite) -> None:
         """Publish in one atomic step, each entry only if its stream exists. Raises `LeaseLost`: nothing was done."""
-        keys = [lease.key, write.requests, *write.trims, *(one.stream for one in write.writes)]
+        dead = [key for part in write.dead for key in (names.dead(part), names.beat(part))]
+        keys = [lease.key, write.requests, *write.trims, *(one.stream for one in write.writes), *dead]
         least_kept = map(_after, write.trims.values())
         data = (one.data for one in write.writes)
         args: list[str | bytes | int]
-        args = [lease.owner, len(write.trims), *least_kept, len(write.writes), *data, *write.settled]
+        args = [
+            lease.owner,
+            len(write.trims),
+            *least_kept,
+            len(write.writes),
+            *data,
+            _ms(DEAD_PART_TTL_S),
+            *write.settled,
+        ]
         if not await self._run(_LEAD, keys, args):
             raise LeaseLost(f"{lease.key} is no longer held by {lease.owner}")
 
@@ -158,8 +172,10 @@ class RedisBus:
     async def _call(self, *commands: Command) -> list[Answer]:
         return await self._writes.call(*commands, within_s=self._answer_s)
 
-    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Answer:
-        return await self._writes.run(script, keys, args, within_s=self._answer_s)
+    async def _run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = (), *, within_s: float = ANSWER_S
+    ) -> Answer:
+        return await self._writes.run(script, keys, args, within_s=min(within_s, self._answer_s))
 
 
 def _ms(seconds: float) -> int:

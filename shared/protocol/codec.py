@@ -15,8 +15,11 @@ _M = TypeVar("_M")
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as MessagePack. Raises ProtocolError if it is larger than a reader would take."""
-    data: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)))
+    """Return the message as MessagePack. Raises ProtocolError if no reader would take it."""
+    try:
+        data: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)))
+    except OverflowError as error:
+        raise ProtocolError(f"a {type(message).__name__} holds a number of more than 64 bits") from error
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a {type(message).__name__} of {len(data):,} bytes exceeds {MAX_MESSAGE_BYTES:,}")
     return data

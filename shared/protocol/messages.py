@@ -5,11 +5,14 @@ a changed meaning is a new tag. Every message may come twice and carries its pos
 and worker, ``(attempt, first_index)`` between worker and gateway, the entry's own id in ``requests``.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
+
+Place = Annotated[EntryId, Meta(pattern=r"^\d{1,20}-\d{1,20}$")]
+"""An entry id that really is one: what is compared by its numbers is checked where it is read."""
 
 Finish = Literal["stop", "length", "error"]
 """Why a request ended in the worker: an end-of-turn token, ``max_tokens``, or a failure of this request alone."""
@@ -38,7 +41,7 @@ class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
     max_tokens: int
     sampling: Sampling = Sampling()
     output_ids: tuple[int, ...] = ()
-    arrival: EntryId = EntryId("")
+    arrival: Annotated[EntryId, Meta(pattern=r"^(\d{1,20}-\d{1,20})?$")] = EntryId("")
     ignore_eos: bool = False
     priority: int = 0
     suspect: bool = False
@@ -195,7 +198,7 @@ class HeldRequest(Struct, frozen=True, array_like=True):
 class Held(Struct, frozen=True, array_like=True, tag="held/1"):
     """What the leader holds for one gateway, and how far it has read ``requests`` (None: a sign of life, no more)."""
 
-    read_to: EntryId | None
+    read_to: Place | None
     held: tuple[HeldRequest, ...]
     report: PoolReport
 

@@ -3,8 +3,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.bus.port import LEASE_S, Bus, LeaderWrite, Lease, Write
-from shared.errors import LeaseLost
+from shared.bus.port import LEASE_S, Bus, LeaderWrite, Lease, Part, Write
+from shared.errors import DeclaredDead, LeaseLost
 from shared.ids import START, EntryId
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
@@ -149,3 +149,16 @@ async def test_a_leader_settles_as_many_as_there_are(bus: Bus) -> None:
     assert line
     await bus.lead(OURS, LeaderWrite(requests="line", settled=line[1:]))
     assert await bus.length("line") == 1
+
+
+async def test_parts_that_a_leader_gives_up_are_dead_with_its_write_or_not_at_all(bus: Bus, other: Bus) -> None:
+    part = Part("worker-1", "members:w")
+    await bus.beat(part, b"one")
+    with pytest.raises(LeaseLost):
+        await bus.lead(OURS, LeaderWrite(dead=(part.id,)))
+    await bus.beat(part, b"one")
+    await bus.take_lease(OURS)
+    await bus.lead(OURS, LeaderWrite(dead=(part.id, "worker-2")))
+    assert await other.parts(part.members) == {}
+    with pytest.raises(DeclaredDead):
+        await bus.beat(part, b"one")

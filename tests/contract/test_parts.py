@@ -36,10 +36,12 @@ async def test_a_beat_lasts_for_the_expiry_and_a_part_s_streams_for_an_hour(bus:
     assert DEAD_PART_TTL_S - 1 < stream_s <= DEAD_PART_TTL_S
 
 
-async def test_a_beat_makes_no_streams(bus: Bus) -> None:
+async def test_a_beat_makes_the_streams_that_are_missing_and_keeps_those_that_are_there(bus: Bus, other: Bus) -> None:
+    stream = ONE.streams[0]
     await bus.beat(ONE, b"one")
-    await bus.publish([Write("plans:1", b"p")])
-    assert await bus.length("plans:1") == 0
+    await other.publish([Write(stream, b"kept")])
+    await bus.beat(ONE, b"one")
+    assert [entry.data for entry in await bus.read({stream: START}, block_s=0)] == [b"kept"]
 
 
 async def test_a_part_that_stops_beating_is_dropped_and_may_beat_again(

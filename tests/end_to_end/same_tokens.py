@@ -82,7 +82,6 @@ def run_course(course: Course, wanted: Sequence[Ask], model_folder: Path, folder
         MODEL,
         "--model",
         str(model_folder),
-        *course.all_flags(wanted),
     )
     with slipstream_up(folder, "--log-level", "debug", *flags, *course.all_flags(wanted)) as up:
         up.until_ready(within_s=120)

@@ -59,6 +59,8 @@ async def test_streams_go_on_when_a_part_is_killed(part: str, short_folder: Path
         found = await eventually(nothing_is_left, up)
         assert found['slipstream_requests_finished_total{reason="length"}'] == STREAMS
         assert found['slipstream_requests_finished_total{reason="error"}'] == 0
+        # a new scheduler goes on with what the workers hold; only with a worker is anything lost and submitted again
+        assert bool(up.events("attempt_lost")) == (part == "worker")
 
 
 async def test_streams_go_on_when_one_of_two_workers_is_killed(short_folder: Path) -> None:

@@ -96,19 +96,25 @@ class TokenClient:
 
 
 @asynccontextmanager
-async def token_client(redis_url: str, model: str) -> AsyncIterator[TokenClient]:
+async def registered(bus: Bus, model: str) -> AsyncIterator[TokenClient]:
     """Register a gateway made by hand for as long as the block runs."""
-    bus = RedisBus(redis_url)
     client = TokenClient(bus, model)
-    await bus.make_stream(names.tokens(client.id))
     value = registration("gateway", model)
     await bus.beat(client.part, value)
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(keep_beating(bus, client.part, value)), tasks.create_task(client.read())]
+        yield client
+        for task in background:
+            task.cancel()
+    await bus.leave(client.part)
+
+
+@asynccontextmanager
+async def token_client(redis_url: str, model: str) -> AsyncIterator[TokenClient]:
+    """Register a gateway made by hand with a real server."""
+    bus = RedisBus(redis_url)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(keep_beating(bus, client.part, value)), tasks.create_task(client.read())]
+        async with registered(bus, model) as client:
             yield client
-            for task in background:
-                task.cancel()
     finally:
-        await bus.leave(client.part)
         await bus.close()

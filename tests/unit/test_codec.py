@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, Literal, NewType, get_args, get_origin
+from typing import Annotated, Any, Literal, NewType, get_args, get_origin
 
 import msgpack
 import msgspec
@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ProtocolError
-from shared.ids import RequestId
+from shared.ids import EntryId, GatewayId, RequestId
 from shared.protocol import codec
 from shared.protocol.codec import MAX_MESSAGE_BYTES, decode, decode_as, encode
 from shared.protocol.messages import CancelRequest, Message, StepFailed, SubmitRequest, TokenizerFiles
@@ -29,6 +29,8 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         return any_of(kind.__supertype__)
     if kind in SCALARS:
         return SCALARS[kind]
+    if get_origin(kind) is Annotated:
+        return st.from_regex(get_args(kind)[1].pattern, fullmatch=True, alphabet="0123456789-")
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return st.builds(kind, *(any_of(field.type) for field in msgspec.structs.fields(kind)))
     return any_generic(get_origin(kind), get_args(kind))
@@ -155,3 +157,15 @@ def test_what_cannot_be_read_is_refused_however_it_is_asked_for(read: Callable[[
 
 def test_the_limit_leaves_room_for_the_largest_snapshot() -> None:
     assert codec.MAX_MESSAGE_BYTES > 256 * 32_768 * 5
+
+
+def test_a_number_of_more_than_64_bits_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="64 bits"):
+        encode(CancelRequest(RequestId("r"), 2**64))
+
+
+@pytest.mark.parametrize("place", ["x", "1", "1-", "-1", "1-2-3", "1-x"])
+def test_an_entry_id_that_is_none_is_found_when_it_is_read(place: str) -> None:
+    submit = SubmitRequest(RequestId("r"), 2, GatewayId("g"), (1,), 1, arrival=EntryId(place))
+    with pytest.raises(ProtocolError):
+        decode(encode(submit))

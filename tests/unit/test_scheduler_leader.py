@@ -5,7 +5,8 @@ from typing import TypeVar
 
 import pytest
 
-from services.scheduler.leader import Leader, Pace
+from services.scheduler.leader import Leader
+from services.scheduler.line import Line
 from services.scheduler.outbox import Outbox
 from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
 from shared.paging.reservation import RESERVATIONS
@@ -67,7 +68,7 @@ class Desk:
     def submit(self, message: SubmitRequest) -> EntryId:
         self.entries += 1
         entry = EntryId(f"{self.entries}-0")
-        self.leader.read_submission(entry, message, self.now_s)
+        self.leader.read_submission(entry, message)
         return entry
 
     def cancel(self, name: str, attempt: int = 1) -> EntryId:
@@ -105,7 +106,8 @@ def desk() -> Desk:
 def make_desk(*, depth: int = 1, max_model_len: int | None = None) -> Desk:
     nonces = iter(f"n{number}" for number in range(1000))
     planner = Planner(POLICIES["sarathi"], Limits(64, 8), RESERVATIONS["paged"])
-    return Desk(Leader(planner, Pace(depth, max_model_len), Outbox("requests"), lambda: next(nonces)))
+    outbox = Outbox("requests")
+    return Desk(Leader(planner, Line(planner, outbox, max_model_len), outbox, depth, lambda: next(nonces)))
 
 
 def test_nothing_is_planned_for_a_worker_before_it_has_answered_its_claim(desk: Desk) -> None:
@@ -160,11 +162,12 @@ def test_news_of_a_superseded_attempt_do_not_touch_the_present_one() -> None:
     desk.claim()
     desk.submit(submission())
     old = desk.must_plan()
-    desk.submit(submission(attempt=2))
+    entry = desk.submit(submission(attempt=2))
     desk.now_s += 1
     desk.must_plan()
     desk.answer(old, "stop", attempt=1)
     assert desk.held().held == (HeldRequest(RequestId("r"), 2),)
+    assert entry not in desk.settled
 
 
 def test_cancelling_a_waiting_request_settles_both_entries_at_once(desk: Desk) -> None:
@@ -234,6 +237,52 @@ def test_who_waited_before_the_first_worker_came_is_refused_if_it_can_never_fit(
     assert [refused.code for refused in desk.said(names.tokens(G), RequestRefused)] == ["too_long"]
 
 
+def test_when_the_larger_worker_dies_who_is_too_long_for_the_other_is_refused(desk: Desk) -> None:
+    desk.claim(W)
+    desk.leader.claim(W2, desk.now_s)
+    (claim,) = desk.said(names.plans(W2), ClaimWorker)
+    small = WorkerSize(blocks=2, block_tokens=4, max_model_len=1000)
+    desk.leader.hear(W2, WorkerState(W2, 1, claim.nonce, small), desk.now_s)
+    entry = desk.submit(submission(prompt=20))
+    desk.leader.lose_worker(W, "test")
+    assert [refused.code for refused in desk.said(names.tokens(G), RequestRefused)] == ["too_long"]
+    assert desk.settled == [entry]
+    assert desk.leader.line.length_served == 8
+
+
+def test_a_lost_worker_is_declared_dead_in_the_same_write_and_never_claimed_again(desk: Desk) -> None:
+    desk.claim()
+    desk.leader.lose_worker(W, "test")
+    write = desk.leader.outbox.take()
+    assert write is not None
+    assert write.dead == (W,)
+    assert desk.leader.given_up == {W}
+
+
+def test_a_cancellation_whose_plan_was_refused_is_carried_by_the_next_one(desk: Desk) -> None:
+    desk.claim()
+    desk.submit(submission())
+    plan = desk.must_plan()
+    cancellation = desk.cancel("r")
+    desk.leader.hear(W, PlanRefused(plan.epoch, 1, 1), desk.now_s)
+    (claim,) = desk.said(names.plans(W), ClaimWorker)
+    resident = Resident(submission(), EntryId("1-0"), (), 0, (BlockId(0),))
+    desk.leader.hear(W, WorkerState(W, 2, claim.nonce, SIZE, (resident,)), desk.now_s)
+    assert cancellation not in desk.settled
+    plan = desk.must_plan()
+    assert (plan.released, plan.slices) == (("r",), ())
+    assert cancellation in desk.settled
+
+
+def test_newcomers_go_to_the_least_busy_worker(desk: Desk) -> None:
+    desk.claim(W)
+    desk.submit(submission("first"))
+    desk.must_plan(W)
+    desk.claim(W2)
+    desk.submit(submission("second"))
+    assert [new.submit.request for new in desk.must_plan(W2).new] == ["second"]
+
+
 def test_held_names_what_waits_what_runs_and_whose_last_result_is_unread() -> None:
     desk = make_desk(depth=2)
     desk.claim()
@@ -265,7 +314,7 @@ def test_requests_of_a_lost_worker_are_held_no_more_and_the_list_is_due_at_once(
     assert desk.leader.held_is_due
     assert desk.held().held == ()
     assert desk.settled == [entry]
-    assert desk.leader.length_served == 32
+    assert desk.leader.line.length_served == 32
 
 
 def test_a_failed_step_loses_the_worker_under_that_id(desk: Desk) -> None:
@@ -336,20 +385,22 @@ def test_a_result_that_comes_twice_or_from_an_older_epoch_is_ignored(desk: Desk)
 def test_everything_of_a_gateway_that_is_gone_ends(desk: Desk) -> None:
     desk.claim()
     desk.submit(submission("old"))
-    noticed = desk.leader.known.noticed
+    noticed = desk.leader.line.known.noticed
     desk.submit(submission("new"))
-    assert desk.leader.lose_gateways((), noticed) == [G]
+    desk.leader.lose_gateways((), noticed)
     assert desk.held().held == ()
 
 
 def test_a_gateway_noticed_only_after_the_look_around_is_not_lost(desk: Desk) -> None:
-    noticed = desk.leader.known.noticed
+    noticed = desk.leader.line.known.noticed
     desk.submit(submission("new"))
-    assert desk.leader.lose_gateways((), noticed) == []
+    desk.leader.lose_gateways((), noticed)
+    assert len(desk.held().held) == 1
 
 
 def test_after_a_minute_without_a_worker_everybody_is_refused(desk: Desk) -> None:
     entry = desk.submit(submission())
+    desk.leader.refuse_if_without_worker(desk.now_s)
     desk.leader.refuse_if_without_worker(desk.now_s + 59)
     assert desk.said(names.tokens(G), RequestRefused) == []
     desk.leader.refuse_if_without_worker(desk.now_s + 61)

@@ -1,8 +1,11 @@
 """Worked examples of the papers and articles that belong to the planner, by number. Iterations count from 1."""
 
+import random
+
 import pytest
 
 from shared.ids import RequestId
+from shared.scheduling.invariants import first_come_first_served
 from shared.scheduling.policies import POLICIES
 from tests.harness import Bench
 
@@ -327,3 +330,17 @@ def test_t45_the_last_running_gives_way_nobody_is_admitted_and_it_resumes_by_rec
     again = next(rows for rows in fed if "B" in rows)
     assert again["B"] == 7 + 1  # the prompt, and the token it had sampled
     assert sum("B" in rows for rows in fed) == 5
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_t37_orca_runs_earlier_arrivals_at_least_as_often_and_never_reserves_more_than_there_is(seed: int) -> None:
+    draw = random.Random(seed)
+    bench = Bench("orca", seqs=draw.randint(1, 4), blocks=40, block=1, kv="reserve")
+    for number in range(25):
+        if draw.random() < 0.6:
+            bench.arrive(f"r{number:02}", draw.randint(1, 10), draw.randint(1, 12))
+        bench.iterate()
+        in_pool = list(bench.planner.state.requests.values())
+        first_come_first_served(bench.model.iterations, in_pool)
+        assert sum(request.footprint.most_tokens for request in bench.worker.running) <= 40
+    bench.run_dry()

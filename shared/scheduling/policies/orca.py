@@ -5,7 +5,7 @@ from shared.scheduling.draft import Draft
 
 def orca(draft: Draft) -> None:
     """Select by arrival, whole prompts; a head that does not fit stops the scan, so nobody overtakes."""
-    for request in draft.running():  # they arrived before all who wait: nobody is admitted before an earlier one
+    for request in draft.running():  # before all who wait, whom they precede: nobody is admitted before an earlier one
         draft.extend(request)
     for request in draft.waiting():
         if not draft.admit(request, whole=True):

@@ -1,6 +1,7 @@
 """Bodies of requests as types, and what else OpenAI's and vLLM's clients may name as long as it asks for nothing.
 
-Nothing is ever ignored: a field that we do not know, or that asks for what we do not have, is refused by its name.
+A field that we do not know, or that asks for what we do not have, is refused by its name. What only labels a request
+(``user``, ``metadata``, ``service_tier``, …) is taken and changes nothing.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from msgspec import Meta, Struct
 from shared.errors import InvalidParameter
 
 MAX_NAME_CHARACTERS = 64
+INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 Tokens = Annotated[int, Meta(ge=1)]
@@ -24,7 +26,7 @@ class UnsupportedParameter(InvalidParameter):
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream also carries. The last two only shape what is sent along: accepted, usage comes at the end."""
+    """What a stream also carries. Obfuscation is OpenAI's own: taken, and nothing is hidden."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -38,7 +40,7 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False

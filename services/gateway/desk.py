@@ -9,6 +9,7 @@ import structlog
 from services.gateway.answer import Answer, Wanted
 from services.gateway.asked import check, limits_of, prompt_ids_of, sampling_of, stops_of
 from services.gateway.bodies import ChatBody, CompletionBody
+from services.gateway.door import Door
 from services.gateway.metrics import Metrics, Reason
 from services.gateway.ongoing import News, Ongoing
 from services.gateway.owed import Owed
@@ -34,6 +35,7 @@ class Desk:
     owed: Owed
     metrics: Metrics
     clock: Clock
+    door: Door
 
     async def take_in(self, body: ChatBody | CompletionBody, request: RequestId, started_s: float) -> Ongoing:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
@@ -57,7 +59,9 @@ class Desk:
                 news = await ongoing.news()
         except TimeoutError:
             if not ongoing.answer.arrival:
-                raise NotServing("the request could not be put in line") from None
+                error = NotServing("the request could not be put in line")
+                self.owed.fail(ongoing.answer.wanted.request, error)
+                raise error from None
             return None
         if news.error is not None:
             raise news.error

@@ -65,12 +65,16 @@ class _Answer(Struct, frozen=True):
 
 
 class Head(Struct, frozen=True):
-    """What every chunk of one answer repeats. ``has_usage``: the client asked for a usage chunk at the end."""
+    """What every chunk of one answer repeats. ``has_usage``: the client asked for a usage chunk at the end.
+
+    ``counts``: it also asked that every chunk with text says how many tokens there are so far.
+    """
 
     id: str
     created: int
     model: str
     has_usage: bool
+    counts: bool = False
 
 
 class Format(Protocol):
@@ -79,7 +83,7 @@ class Format(Protocol):
     def first(self, head: Head) -> list[bytes]:
         """Return what goes out with the first token, before its text."""
 
-    def piece(self, head: Head, text: str) -> bytes:
+    def piece(self, head: Head, text: str, so_far: Usage) -> bytes:
         """Return a chunk of text."""
 
     def last(self, head: Head, finish: FinishReason) -> bytes:
@@ -99,9 +103,9 @@ class ChatFormat:
         """Return the chunk that names the role."""
         return [self._chunk(head, _ChunkChoice(_Delta(role="assistant", content="")))]
 
-    def piece(self, head: Head, text: str) -> bytes:
+    def piece(self, head: Head, text: str, so_far: Usage) -> bytes:
         """Return a chunk of text."""
-        return self._chunk(head, _ChunkChoice(_Delta(content=text)))
+        return self._chunk(head, _ChunkChoice(_Delta(content=text)), so_far)
 
     def last(self, head: Head, finish: FinishReason) -> bytes:
         """Return an empty delta with the reason."""
@@ -116,8 +120,8 @@ class ChatFormat:
         choice = _ChatChoice(_Message(text), finish)
         return _json(_Answer(head.id, "chat.completion", head.created, head.model, (choice,), usage))
 
-    def _chunk(self, head: Head, choice: _ChunkChoice) -> bytes:
-        usage = None if head.has_usage else UNSET
+    def _chunk(self, head: Head, choice: _ChunkChoice, so_far: Usage | None = None) -> bytes:
+        usage = _usage_of_chunk(head, so_far)
         return _json(_Answer(head.id, "chat.completion.chunk", head.created, head.model, (choice,), usage))
 
 
@@ -128,9 +132,9 @@ class CompletionFormat:
         """Return nothing."""
         return []
 
-    def piece(self, head: Head, text: str) -> bytes:
+    def piece(self, head: Head, text: str, so_far: Usage) -> bytes:
         """Return a chunk of text."""
-        return self._chunk(head, _TextChoice(text))
+        return self._chunk(head, _TextChoice(text), so_far)
 
     def last(self, head: Head, finish: FinishReason) -> bytes:
         """Return an empty text with the reason."""
@@ -145,9 +149,15 @@ class CompletionFormat:
         choice = _TextChoice(text, finish)
         return _json(_Answer(head.id, "text_completion", head.created, head.model, (choice,), usage))
 
-    def _chunk(self, head: Head, choice: _TextChoice) -> bytes:
-        usage = None if head.has_usage else UNSET
+    def _chunk(self, head: Head, choice: _TextChoice, so_far: Usage | None = None) -> bytes:
+        usage = _usage_of_chunk(head, so_far)
         return _json(_Answer(head.id, "text_completion", head.created, head.model, (choice,), usage))
+
+
+def _usage_of_chunk(head: Head, so_far: Usage | None) -> Usage | UnsetType | None:
+    if not head.has_usage:
+        return UNSET
+    return so_far if head.counts else None
 
 
 class Model(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import structlog
 from aiohttp import web
 
-from services.gateway.bodies import ChatBody, CompletionBody, read_body
+from services.gateway.bodies import ChatBody, CompletionBody, StreamOptions, read_body
 from services.gateway.desk import Desk
 from services.gateway.errors import envelope
 from services.gateway.formats import Format, Head, Usage, to_json
@@ -37,11 +37,12 @@ class Generation(Generic[_Body]):
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. Whatever happens, its computation ends with it."""
         try:
-            body, ongoing = await self._take_in(request)
+            with self._desk.door.passing(self._desk.owed.unwritten):
+                body, ongoing = await self._take_in(request)
+                self._desk.owed.add(ongoing)
         except Exception:
             self._desk.metrics.finished("rejected")
             raise
-        self._desk.owed.add(ongoing)
         try:
             return await self._answer(request, body, ongoing)
         finally:
@@ -59,8 +60,9 @@ class Generation(Generic[_Body]):
         return body, await self._desk.take_in(body, own_id, started_s)
 
     async def _answer(self, request: web.Request, body: _Body, ongoing: Ongoing) -> web.StreamResponse:
-        has_usage = body.stream_options is not None and body.stream_options.include_usage
-        head = Head(ongoing.answer.wanted.request, wall_clock_s(), self._desk.model, has_usage)
+        options = body.stream_options or StreamOptions()
+        request_id, created = ongoing.answer.wanted.request, wall_clock_s()
+        head = Head(request_id, created, self._desk.model, options.include_usage, options.continuous_usage_stats)
         news = await self._desk.first_news(ongoing)
         if body.stream:
             return await self._stream(request, head, ongoing, news)
@@ -116,7 +118,7 @@ class Generation(Generic[_Body]):
     def _events(self, head: Head, ongoing: Ongoing, news: News, *, has_begun: bool) -> list[bytes]:
         events = [] if has_begun or news.error else self._form.first(head)
         if news.text:
-            events.append(self._form.piece(head, news.text))
+            events.append(self._form.piece(head, news.text, _usage(ongoing, news)))
         if news.error is not None:
             events.append(to_json(envelope(news.error)))
         elif news.finish is not None:

@@ -45,18 +45,24 @@ class Lives:
     async def _begin(self) -> None:
         gateway = GatewayId(self._identity.next_life())
         stream = names.tokens(gateway)
-        is_made = False
-        while not is_made:
-            try:
-                await self._bus.make_stream(stream)
-                is_made = True
-            except BusUnavailable as error:
-                log.debug("stream_not_made", stream=stream, error=str(error))
-                await asyncio.sleep(RETRY_S)
         self._part = Part(gateway, names.members("gateway", self._model), (stream,))
+        while True:
+            if await self._is_registered(self._part):
+                break
+            await asyncio.sleep(RETRY_S)
         self._writer.gateway = gateway
         self._writer.owed.submit_all_again()
         log.info("registered", part=gateway, model=self._model)
+
+    async def _is_registered(self, part: Part) -> bool:
+        """Make the stream and beat once: who submitted before that would be taken for dead."""
+        try:
+            await self._bus.make_stream(part.streams[0])
+            await self._bus.beat(part, registration("gateway", self._model))
+        except BusUnavailable as error:
+            log.debug("not_registered", part=part.id, error=str(error))
+            return False
+        return True
 
     async def _live(self) -> None:
         assert self._part is not None, "a life begins before it is lived"  # noqa: S101 - a bug, not input

@@ -15,7 +15,7 @@ from shared.protocol.codec import decode
 from shared.protocol.messages import Held, Message, RequestRefused, TokenBatch
 from shared.runtime.clock import Clock
 
-BLOCK_S = 5.0
+BLOCK_S = 2.0
 RETRY_S = 0.2
 TRIM_ENTRIES = 64
 """Applied entries after which the stream is trimmed even if more are waiting."""

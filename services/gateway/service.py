@@ -7,6 +7,7 @@ import structlog
 
 from services.gateway.app import listen, make_app, make_runner
 from services.gateway.desk import Desk
+from services.gateway.door import Door
 from services.gateway.finder import TokenizerFinder
 from services.gateway.lives import Lives
 from services.gateway.metrics import Metrics
@@ -70,7 +71,7 @@ class _Gateway:
         self._owed: Owed = self._writer.owed
         self._lives = Lives(bus, model, self._writer, Reader(bus, self._owed, self._pool, metrics, clock))
         self._finder = TokenizerFinder(bus, model, self._pool)
-        self.desk = Desk(model, wall_clock_s(), self._pool, self._owed, metrics, clock)
+        self.desk = Desk(model, wall_clock_s(), self._pool, self._owed, metrics, clock, Door(settings.max_queue))
 
     async def run(self, stopping: asyncio.Event, close_http: Callable[[], Awaitable[None]]) -> None:
         """Run until stopping is set, then drain. The socket stays open meanwhile: who asks is told."""

@@ -7,7 +7,7 @@ SEND_TIMEOUT_S = 30.0
 
 
 class EventStream:
-    """The response of a stream. Its status line goes out with `begin`."""
+    """The response of a stream. Its status line goes out when it is prepared."""
 
     def __init__(self, *, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
         # sep: clients written by hand split on a bare newline; allow_all_methods: POST is refused by default

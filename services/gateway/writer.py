@@ -8,7 +8,7 @@ from services.gateway.metrics import Metrics
 from services.gateway.outbox import Cancel, Outbox, Submit
 from services.gateway.owed import Owed
 from shared.bus.port import Bus
-from shared.errors import BusUnavailable, NotServing, Overloaded
+from shared.errors import BusUnavailable, GenerationFailed, NotServing, Overloaded, ProtocolError
 from shared.ids import EntryId, GatewayId, RequestId
 from shared.protocol import names
 from shared.protocol.codec import encode
@@ -42,6 +42,9 @@ class Writer:
             self._idle.clear()
             try:
                 await self._carry_out(order)
+            except ProtocolError as error:  # no other answer must end for it
+                log.exception("request_not_writable", request=order.request)
+                self.owed.fail(order.request, GenerationFailed(f"the request cannot be passed on: {error}"))
             except BusUnavailable as error:
                 log.warning("write_unanswered", order=type(order).__name__, request=order.request, error=str(error))
                 self.outbox.put_back(order)

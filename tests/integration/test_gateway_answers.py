@@ -54,6 +54,20 @@ async def test_usage_comes_in_a_chunk_of_its_own_when_asked_for(route: str) -> N
     assert text_of(chunks) == "four"
 
 
+@pytest.mark.parametrize("route", ["chat", "complete"])
+async def test_every_chunk_of_text_counts_the_tokens_so_far_when_asked_to(route: str) -> None:
+    async with gateway() as setting, asyncio.TaskGroup() as tasks:
+        tasks.create_task(answered(setting, b"four"))
+        post = getattr(setting.client, route)
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        async with post(stream=True, stream_options=options) as response:
+            chunks = await events(response)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"] is not None]
+    assert counts == sorted(counts)
+    assert len(counts) > 1
+    assert counts[-1] == 5
+
+
 async def test_whole_answers_have_openais_shape() -> None:
     async with gateway() as setting:
         async with asyncio.TaskGroup() as tasks:

@@ -24,6 +24,8 @@ REFUSED: list[tuple[str, Any, int, str | None, str | None]] = [
     ("chat/completions", b'{"model":"m","messages":[{"role":"user","content":"x"}], x}', 400, None, "invalid_value"),
     ("chat/completions", {**CHAT, "model": "nobody"}, 404, "model", "model_not_found"),
     ("chat/completions", {**CHAT, "n": 0}, 400, "n", "invalid_value"),
+    ("chat/completions", {**CHAT, "top_k": 2**63, "top_p": 0.9}, 400, "top_k", "invalid_value"),
+    ("chat/completions", {**CHAT, "top_k": 2**64}, 400, "top_k", "invalid_value"),
     ("chat/completions", {**CHAT, "max_tokens": -1}, 400, "max_tokens", "invalid_value"),
     (
         "chat/completions",

@@ -126,6 +126,7 @@ class Leader:
     executor: Breaking
     stopping: asyncio.Event
     cursors: dict[str, EntryId] = field(default_factory=dict)
+    claims: int = 0
 
     async def worker(self, *, other_than: str = "") -> WorkerId:
         async with asyncio.timeout(WITHIN_S):
@@ -152,7 +153,8 @@ class Leader:
         return await self.next(kind, names.results(worker))
 
     async def claim(self, worker: WorkerId) -> WorkerState:
-        await self.send(worker, ClaimWorker("nonce"))
+        self.claims += 1
+        await self.send(worker, ClaimWorker(f"nonce {self.claims}"))
         return await self.answer(worker, WorkerState)
 
 
@@ -203,7 +205,7 @@ async def test_a_claim_is_answered_with_what_the_worker_holds() -> None:
     async with serving() as leader:
         worker = await leader.worker()
         state = await leader.claim(worker)
-        assert (state.worker, state.epoch, state.nonce, state.residents) == (worker, 1, "nonce", ())
+        assert (state.worker, state.epoch, state.nonce, state.residents) == (worker, 1, "nonce 1", ())
         assert state.size == leader.executor.size
 
 

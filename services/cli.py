@@ -64,7 +64,7 @@ def _run(name: str, command: Command, arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OUR_PACKAGES:
             raise
-        _say(f"{name} needs the package {error.name!r}: pip install '{_DISTRIBUTION}[{command.extra}]'")
+        _say(f"{name} needs the package {error.name!r}: pip install '.[{command.extra}]' where Slipstream's files are")
         return process.EXIT_CANNOT_START
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED

@@ -1,8 +1,10 @@
 """The HTTP application: its routes, and how it listens."""
 
 import errno
+import logging
 import socket
 
+import structlog
 from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
@@ -13,6 +15,8 @@ from services.gateway.formats import ChatFormat, CompletionFormat, Model, ModelL
 from services.gateway.generate import Generation
 from services.gateway.request_ids import add_request_id
 from shared.errors import StartupError, UnknownModel
+
+log = structlog.get_logger()
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 SHUTDOWN_S = 2.0
@@ -71,7 +75,24 @@ def make_app(desk: Desk) -> web.Application:
 
 def make_runner(app: web.Application) -> web.AppRunner:
     """Return the runner of production: a client that leaves cancels its handler, which is off by default."""
-    return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None)
+    return web.AppRunner(
+        app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None, logger=_server_logger()
+    )
+
+
+class _OneLine(logging.Handler):
+    """What aiohttp says of a connection, as one event: it would write a traceback for every malformed request."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the record."""
+        error = record.exc_info[1] if record.exc_info else None
+        log.info("http_refused", what=record.getMessage(), error=repr(error)[:200])
+
+
+def _server_logger() -> logging.Logger:
+    logger = logging.Logger("aiohttp.server")  # noqa: LOG001 - ours alone: the shared one has handlers of others
+    logger.addHandler(_OneLine())
+    return logger
 
 
 async def listen(runner: web.AppRunner, host: str, port: int) -> int:

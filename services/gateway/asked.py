@@ -79,15 +79,22 @@ def limits_of(body: ChatBody | CompletionBody, length_served: int) -> Limits:
     return Limits(asked, None, length_served, "messages")
 
 
-def prompt_ids_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer) -> tuple[int, ...]:
-    """Return the tokens of the prompt. Raises InvalidParameter: empty, of the wrong type, not in the vocabulary."""
+def prompt_ids_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, served: int) -> tuple[int, ...]:
+    """Return the tokens of the prompt.
+
+    Raises InvalidParameter: empty, of the wrong type, not in the vocabulary. Raises PromptTooLong for a text that is
+    certainly longer than ``served`` tokens, before it is tokenised.
+    """
     if isinstance(body, ChatBody):
-        return _not_empty(tokenizer.encode_chat(chat_of(body)), "messages")
+        text = tokenizer.render(chat_of(body))
+        _check_length(text, tokenizer, served, "messages")
+        return _not_empty(tokenizer.encode(text, is_chat=True), "messages")
     prompt = body.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return _not_empty(tokenizer.encode(prompt), "prompt")
+        _check_length(prompt, tokenizer, served, "prompt")
+        return _not_empty(tokenizer.encode(prompt, is_chat=False), "prompt")
     return _checked_ids(prompt, tokenizer.vocabulary)
 
 
@@ -103,6 +110,15 @@ def chat_of(body: ChatBody) -> list[dict[str, Any]]:
         }
         for message in body.messages
     ]
+
+
+def _check_length(text: str, tokenizer: ModelTokenizer, served: int, param: str) -> None:
+    least = tokenizer.least_tokens(text)
+    if least > served:
+        raise PromptTooLong(
+            f"this model's maximum context length is {served} tokens, but you requested at least {least} tokens",
+            param=param,
+        )
 
 
 def _not_empty(token_ids: tuple[int, ...], param: str) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -19,6 +20,7 @@ from shared.errors import NotServing, RequestRejected, UnknownModel
 from shared.ids import RequestId
 from shared.runtime.clock import Clock
 
+TOKENISED_AT_A_TIME = 2
 FIRST_NEWS_S = 10.0
 """A stream's status line goes out with its first token or error, at the latest after so long."""
 
@@ -36,6 +38,7 @@ class Desk:
     metrics: Metrics
     clock: Clock
     door: Door
+    tokenising: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TOKENISED_AT_A_TIME))
 
     async def take_in(self, body: ChatBody | CompletionBody, request: RequestId, started_s: float) -> Ongoing:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
@@ -43,8 +46,9 @@ class Desk:
         if body.model != self.model:
             raise UnknownModel(f"the model {body.model[:256]!r} does not exist here", param="model")
         tokenizer = self.pool.serving(self.clock())
-        # In a thread: a prompt of megabytes takes seconds, and the others' tokens must not wait for it.
-        prompt_ids = await asyncio.to_thread(prompt_ids_of, body, tokenizer)
+        # In a thread: a long prompt takes seconds, and the others' tokens must not wait for it.
+        async with self.tokenising:
+            prompt_ids = await asyncio.to_thread(prompt_ids_of, body, tokenizer, self.pool.length_served)
         max_tokens = limits_of(body, self.pool.length_served).max_tokens(len(prompt_ids))
         sampling = sampling_of(body, tokenizer.defaults, secrets.randbits(63))
         wanted = Wanted(request, prompt_ids, max_tokens, sampling, body.ignore_eos, tokenizer.eos_ids)

@@ -15,6 +15,7 @@ from services.worker.executor import Batch, Loaded, Outcome, Row
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.progress import Progress
+from shared.errors import StartupError
 from shared.protocol.messages import WorkerSize
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.settings import WorkerSettings
@@ -91,5 +92,8 @@ class FakeExecutor:
 def load_fake(settings: WorkerSettings, _progress: Progress) -> Loaded:
     """Return the fake executor with its tokenizer; neither network nor torch is needed."""
     blocks = max((settings.kv_tokens or DEFAULT_KV_TOKENS) // BLOCK_TOKENS, 1)
-    executor = FakeExecutor(blocks, step_s=settings.fake_step_ms / 1000)
+    try:
+        executor = FakeExecutor(blocks, step_s=settings.fake_step_ms / 1000)
+    except MemoryError as error:
+        raise StartupError(f"--kv-tokens {settings.kv_tokens}: there is no memory for so many positions") from error
     return Loaded(executor, fake_tokenizer_files(), "none")

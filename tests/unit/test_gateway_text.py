@@ -70,7 +70,7 @@ def test_no_piece_ends_within_a_character(text: str) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_default_model_reads_a_text_cut_anywhere_as_when_decoded_at_once(text: str, cut: int) -> None:
     tokenizer = default_model()
-    token_ids = list(tokenizer.encode(text))
+    token_ids = list(tokenizer.encode(text, is_chat=False))
     token_ids = token_ids[: cut % (len(token_ids) + 1)]
     early, tail = pieces(tokenizer, token_ids)
     assert "".join(early) + tail == tokenizer.decode(token_ids)

@@ -9,12 +9,13 @@ from shared.protocol.messages import SubmitRequest
 
 @dataclass(slots=True)
 class Known:
-    """One held request. ``entry`` is its submission in ``requests``, None once that has been settled or never seen."""
+    """One held request. ``entry`` is its submission in ``requests``, None once that is settled, or not read yet."""
 
     submit: SubmitRequest
     arrival: EntryId
     entry: EntryId | None
     noticed: int
+    is_settled: bool = False
     """Position in the order in which this leader learnt of requests."""
 
 
@@ -50,8 +51,14 @@ class KnownRequests:
         known = self._known.get(request)
         if known is None or known.entry is None or known.submit.attempt != attempt:
             return ()
-        entry, known.entry = known.entry, None
+        entry, known.entry, known.is_settled = known.entry, None, True
         return (entry,)
+
+    def was_read(self, submit: SubmitRequest) -> None:
+        """Note that the submission of a request that a worker remembered has been read, and settled."""
+        known = self._known.get(submit.request)
+        if known is not None and known.submit.attempt == submit.attempt:
+            known.is_settled = True
 
     def forget(self, request: RequestId) -> tuple[EntryId, ...]:
         """Hold a request no longer; return its entry for deletion, if it still stands."""

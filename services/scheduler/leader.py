@@ -128,7 +128,7 @@ class Leader:
         for row in result.rows:
             self.outbox.settle(self.line.known.settled(row.request, row.attempt))
         ended = self.planner.settle(command.worker, outcomes_of(result))
-        self.line.forget(ended)
+        self.line.finish(ended)
         log.debug("result", worker=command.worker, epoch=result.epoch, step=result.step, ended=list(ended))
 
     # -- the waiting line ---------------------------------------------------------------------------------------

@@ -111,7 +111,9 @@ class Leading:
         queue = self._reading.entries
         if queue.empty() and wait_s > 0:
             try:
-                entries.append(await asyncio.wait_for(queue.get(), wait_s))
+                # not asyncio.wait_for: in 3.11 it swallows a cancellation that comes together with an entry
+                async with asyncio.timeout(wait_s):
+                    entries.append(await queue.get())
             except TimeoutError:
                 return []
         while not queue.empty():

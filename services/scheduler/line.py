@@ -15,6 +15,9 @@ from shared.protocol.messages import CancelRequest, Held, HeldRequest, Resident,
 from shared.scheduling.planner import Planner
 from shared.scheduling.state import WorkerView
 
+ENDED_REMEMBERED = 4096
+"""More than end in the seconds before a new leader reads the line; who is forgotten runs once more, to nobody."""
+
 log = structlog.get_logger()
 
 
@@ -30,12 +33,13 @@ class Line:
     length_served: int = 0
     """Stays as it was while there is no worker; 0 before the first."""
     _ended: dict[RequestId, int] = field(default_factory=dict)
-    """Attempts that had ended when their worker was claimed: a submission of theirs that is read later is old news."""
+    """Attempts that ended before their submission was read, as after a change of leader: it will be old news."""
 
     def read_submission(self, entry: EntryId, submit: SubmitRequest) -> None:
         """Let a request wait, unless it is a copy, superseded, ended, or longer than anything that is served."""
         if self._is_old_news(submit):
             self.outbox.settle([entry])
+            self.known.was_read(submit)
             return
         if self.known.get(submit.request) is not None:
             self.end(submit.request)
@@ -70,7 +74,7 @@ class Line:
         """Take over what a claimed worker remembers; it is told to forget what has ended, or is held elsewhere."""
         request, attempt = resident.submit.request, resident.submit.attempt
         if resident.finish is not None:
-            self._ended[request] = attempt
+            self._note_ended(resident.submit)
             view.to_release.append(request)
             return
         known = self.known.get(request)
@@ -118,6 +122,19 @@ class Line:
         for known in list(self.known):
             self.outbox.say(names.tokens(known.submit.gateway), no_worker(known.submit))
             self.end(known.submit.request)
+
+    def finish(self, requests: Iterable[RequestId]) -> None:
+        """Hold requests no longer whose answer is whole."""
+        for request in requests:
+            known = self.known.get(request)
+            if known is not None and known.entry is None and not known.is_settled:
+                self._note_ended(known.submit)
+            self.outbox.settle(self.known.forget(request))
+
+    def _note_ended(self, submit: SubmitRequest) -> None:
+        self._ended[submit.request] = submit.attempt
+        if len(self._ended) > ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
     def end(self, request: RequestId) -> None:
         """End a request, whatever it does, and settle its submission."""

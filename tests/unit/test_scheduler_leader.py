@@ -356,6 +356,16 @@ def test_a_new_leader_goes_on_with_residents_and_settles_their_submissions(desk:
     assert desk.settled == copies
 
 
+def test_a_resident_that_ends_before_its_submission_is_read_is_not_run_again(desk: Desk) -> None:
+    runs = Resident(submission(max_tokens=3), EntryId("1-0"), (7, 7), 4, (BlockId(2),))
+    desk.claim(residents=(runs,))
+    desk.answer(desk.must_plan(), "length")
+    desk.must_plan()  # releases it
+    late = desk.submit(submission(max_tokens=3))
+    assert desk.held().held == ()
+    assert late in desk.settled
+
+
 def test_of_two_workers_that_hold_the_same_attempt_one_is_told_to_forget_it(desk: Desk) -> None:
     resident = Resident(submission(), EntryId("1-0"), (7,), 3, (BlockId(0),))
     desk.claim(W, residents=(resident,))

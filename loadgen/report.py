@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.client import Record
+from loadgen.goodput import Bounds
 from loadgen.measure import Distribution, time_of
-from loadgen.summary import Latency, Summary
+from loadgen.summary import Goodput, Latency, Summary
 
 FORMAT = "loadgen-run/1"
 _DISTRIBUTION = "slipstream-serving"
@@ -44,7 +45,19 @@ def _throughput_table(summary: Summary) -> Table:
     table.add_row("requests / s", f"{rate.requests_per_s:.2f}")
     table.add_row("output tokens / s", f"{rate.output_tokens_per_s:.1f}")
     table.add_row("total tokens / s", f"{rate.total_tokens_per_s:.1f}")
+    if summary.goodput is not None:
+        table.add_row(f"good requests / s ({_promises(summary.goodput.bounds)})", _goodput(summary.goodput))
     return table
+
+
+def _promises(bounds: Bounds) -> str:
+    named = {"TTFT": bounds.ttft_s, "TBT": bounds.tbt_s, "TPOT": bounds.tpot_s}
+    return ", ".join(f"{name} ≤ {limit_s * 1000:g} ms" for name, limit_s in named.items() if limit_s is not None)
+
+
+def _goodput(goodput: Goodput) -> str:
+    share = f"{goodput.good / goodput.sent:.1%}" if goodput.sent else "none"
+    return f"{goodput.requests_per_s:.2f} ({share} of {goodput.sent})"
 
 
 def _latency_table(latency: Latency) -> Table:
@@ -111,8 +124,11 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def row(record: Record, start_s: float) -> dict[str, Any]:
-    """Return one request as plain data: moments in seconds after the start of the run, durations in seconds."""
+def row(record: Record, start_s: float, bounds: Bounds | None = None) -> dict[str, Any]:
+    """Return one request as plain data: moments in seconds after the start of the run, durations in seconds.
+
+    Whether it was good is null where nothing was promised.
+    """
     answer, request = record.answer, record.request
 
     def after_start(moment_s: float | None) -> float | None:
@@ -141,6 +157,7 @@ def row(record: Record, start_s: float) -> dict[str, Any]:
         "normalised_s": timing and timing.normalised_s,
         "max_gap_s": timing and timing.max_gap_s,
         "tokens_known_by": timing and timing.tokens_known_by,
+        "is_good": None if bounds is None else bounds.are_met_by(record),
         "chunks": [(after_start(chunk.at_s), chunk.tokens_so_far, chunk.has_text) for chunk in answer.chunks],
     }
 

@@ -74,7 +74,8 @@ def as_json(settings: RunSettings, result: Result) -> dict[str, Any]:
         "percentiles": "exact, linear interpolation",
         "summary": result.summary,
         "requests": [
-            report.row(record, run_.start_s) for record in sorted(run_.records, key=lambda r: r.request.index)
+            report.row(record, run_.start_s, run_.bounds)
+            for record in sorted(run_.records, key=lambda r: r.request.index)
         ],
     }
 
@@ -97,6 +98,7 @@ async def measure(settings: RunSettings, clock: Clock) -> Result:
         interrupted=load.in_flight,
         warmup=rehearsal.records,
         asked_full_length=settings.ignore_eos,
+        bounds=settings.bounds,
     )
     return Result(run_, summarise(run_), model, seed, started_at, was_interrupted)
 

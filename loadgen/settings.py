@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from loadgen.client import Target
+from loadgen.goodput import Bounds
 from loadgen.lengths import Span
 from loadgen.prompts import Endpoint, Workload
 
@@ -89,6 +90,15 @@ class RunSettings(BaseModel, frozen=True):
     cancel_share: float = Field(
         default=0.0, ge=0, le=1, description="share of clients that leave after the first token"
     )
+    goodput_ttft_ms: PositiveFloat | None = Field(
+        default=None, description="a good request has its first token so soon, from the moment it was to be sent"
+    )
+    goodput_tbt_ms: PositiveFloat | None = Field(
+        default=None, description="a good request waits no longer than this for any later token"
+    )
+    goodput_tpot_ms: PositiveFloat | None = Field(
+        default=None, description="a good request waits no longer than this for a later token on average"
+    )
     out: Path = Field(
         default=Path("loadgen-result.json"), description="where the result is written, replacing what is there"
     )
@@ -110,6 +120,14 @@ class RunSettings(BaseModel, frozen=True):
         return Workload(
             self.endpoint, Span.parse(self.prompt_tokens), Span.parse(self.output_tokens), self.cancel_share
         )
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What makes a request good, in seconds; None if nothing was asked."""
+        limits_ms = self.goodput_ttft_ms, self.goodput_tbt_ms, self.goodput_tpot_ms
+        if all(limit_ms is None for limit_ms in limits_ms):
+            return None
+        return Bounds(*(None if limit_ms is None else limit_ms / 1000 for limit_ms in limits_ms))
 
     def target(self, model: str) -> Target:
         """Return where requests for `model` go."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loadgen.client import Record
+from loadgen.goodput import Bounds
 from loadgen.measure import Distribution, Timing, distribution, time_of
 
 MAX_LAG_SHARE = 0.05
@@ -21,6 +22,7 @@ class Run:
     interrupted: int
     warmup: Sequence[Record] = ()
     asked_full_length: bool = False
+    bounds: Bounds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,16 @@ class Throughput:
     requests_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that were good, per second of the run, and of all that were sent: failed, left or interrupted too."""
+
+    bounds: Bounds
+    good: int
+    sent: int
+    requests_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,7 @@ class Summary:
     prompt_tokens: int
     output_tokens: int
     throughput: Throughput
+    goodput: Goodput | None
     latency: Latency
     notes: tuple[str, ...]
 
@@ -95,6 +108,7 @@ def summarise(run: Run) -> Summary:
         throughput=Throughput(
             _per(len(good), run_s), _per(output_tokens, run_s), _per(prompt_tokens + output_tokens, run_s)
         ),
+        goodput=_goodput(run, run_s),
         latency=latency,
         notes=tuple(_notes(run, good, timings, latency)),
     )
@@ -102,6 +116,13 @@ def summarise(run: Run) -> Summary:
 
 def _per(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
+
+
+def _goodput(run: Run, run_s: float) -> Goodput | None:
+    if run.bounds is None:
+        return None
+    good = sum(map(run.bounds.are_met_by, run.records))
+    return Goodput(run.bounds, good, len(run.records) + run.interrupted, _per(good, run_s))
 
 
 def _latency(timings: Sequence[Timing], records: Sequence[Record]) -> Latency:

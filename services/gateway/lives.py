@@ -34,8 +34,8 @@ class Lives:
             await self._begin()
             try:
                 await self._live()
-            except* DeclaredDead as dead:
-                log.warning("declared_dead", part=self._part and self._part.id, error=str(dead.exceptions[0]))
+            except* DeclaredDead:
+                log.warning("declared_dead", part=self._part and self._part.id)
 
     async def leave(self) -> None:
         """Take this gateway off the list, with its stream."""

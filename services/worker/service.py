@@ -5,14 +5,12 @@ import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import structlog
 
 from services.worker.executor import Loaded
 from services.worker.hung_step import HungStep
 from services.worker.life import FLUSH_S, Counts, Ended, Life, Workplace, leave
-from services.worker.patience import patiently, unless_stopped
 from services.worker.progress import LoadingStopped, Progress
 from services.worker.residents import Ledger, Model
 from services.worker.step_thread import StepThread
@@ -57,13 +55,8 @@ async def serve_on(
             loaded = await _load(load or _loader(settings), settings, thread, stopping)
         if loaded is None:
             return
-        content_hash = content_hash_of(loaded.tokenizer)
-        put = partial(bus.put, names.tokenizer(content_hash), encode(loaded.tokenizer))
-        if not await unless_stopped(stopping, patiently(put, "tokenizer_not_published")):
-            return
-        value = registration("worker", settings.model_name, tokenizer=content_hash)
         workplace = Workplace(bus, loaded.executor, thread, hung_step, flush_s=flush_s)
-        await _live(workplace, loaded, settings.model_name, value, stopping)
+        await _live(workplace, loaded, settings.model_name, stopping)
 
 
 def content_hash_of(files: TokenizerFiles) -> str:
@@ -121,17 +114,20 @@ async def _load(load: Load, settings: WorkerSettings, thread: StepThread, stoppi
     return loaded
 
 
-async def _live(workplace: Workplace, loaded: Loaded, model: str, value: bytes, stopping: asyncio.Event) -> None:
+async def _live(workplace: Workplace, loaded: Loaded, model: str, stopping: asyncio.Event) -> None:
     """Live one life after the other with the same weights, until ``stopping``."""
     identity = Identity("worker")
+    content_hash = content_hash_of(loaded.tokenizer)
+    value = registration("worker", model, tokenizer=content_hash)
+    tokenizer = {names.tokenizer(content_hash): encode(loaded.tokenizer)}
     what_it_is = Model(frozenset(loaded.tokenizer.eos_ids), loaded.executor.vocabulary)
     while not stopping.is_set():
         worker = WorkerId(identity.next_life())
-        part = Part(worker, names.members("worker", model), (names.plans(worker), names.results(worker)))
+        part = Part(worker, names.members("worker", model), (names.plans(worker), names.results(worker)), tokenizer)
         life = Life(workplace, part, Ledger(worker, loaded.executor.size, what_it_is))
         size = loaded.executor.size
         log.info("worker_ready", worker=worker, blocks=size.blocks, dtype=loaded.dtype)
-        ended = await _one_life(life, value, stopping)
+        ended = await _one_life(life, worker, value, stopping)
         log.info("worker_life_ended", worker=worker, why=ended, **_fields(life.counts))
         if ended == "stopping":
             await leave(workplace.bus, part)
@@ -140,12 +136,12 @@ async def _live(workplace: Workplace, loaded: Loaded, model: str, value: bytes, 
         await workplace.hung_step.or_idle(workplace.thread, loaded.executor.forget, stopping)
 
 
-async def _one_life(life: Life, value: bytes, stopping: asyncio.Event) -> Ended:
+async def _one_life(life: Life, worker: WorkerId, value: bytes, stopping: asyncio.Event) -> Ended:
     ended: Ended = "declared_dead"
     try:
         ended = await life.run(value, stopping)
-    except* DeclaredDead as group:
-        log.warning("worker_declared_dead", errors=[str(error) for error in group.exceptions])
+    except* DeclaredDead:
+        log.warning("worker_declared_dead", worker=worker)
     return ended
 
 

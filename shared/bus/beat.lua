@@ -1,9 +1,11 @@
--- Say that a part is alive, unless it has been declared dead: 0 then, else 1. Its streams are made if they are
--- missing: a server that was started again has forgotten them, and nobody else would make them.
+-- Say that a part is alive, unless it has been declared dead: 0 then, else 1, or 2 if there was no beat of it before.
+-- Its streams are made if they are missing: a server that was started again has forgotten them, and nobody else would
+-- make them.
 -- KEYS: dead, beat, members, streams... ARGV: part, registration, expiry in ms, life of the streams in ms
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end
+local answer = 2 - redis.call('EXISTS', KEYS[2])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 redis.call('SADD', KEYS[3], ARGV[1])
 for i = 4, #KEYS do
@@ -13,4 +15,4 @@ for i = 4, #KEYS do
   end
   redis.call('PEXPIRE', KEYS[i], ARGV[4])
 end
-return 1
+return answer

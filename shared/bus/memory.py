@@ -75,16 +75,18 @@ class MemoryBus:
         found = (await self._reach()).stream(stream)
         return 0 if found is None else len(found.entries)
 
-    async def beat(self, part: Part, registration: bytes) -> None:
-        """Say that a part is alive for ``EXPIRY_S`` more, and make those of its streams that are missing."""
+    async def beat(self, part: Part, registration: bytes) -> bool:
+        """Say that a part is alive for ``EXPIRY_S`` more, make its missing streams; True if it was registered anew."""
         server = await self._reach()
         if server.get(names.dead(part.id)) is not None:
             raise DeclaredDead(f"{part.id} has been declared dead")
+        is_anew = server.get(names.beat(part.id)) is None
         server.put(names.beat(part.id), registration, for_s=EXPIRY_S)
         server.members(part.members).add(part.id)
         for stream in part.streams:
             server.make_stream(stream)
             server.expire_stream(stream, DEAD_PART_TTL_S)
+        return is_anew
 
     async def leave(self, part: Part) -> None:
         """Take a part off the list, with its streams: it ends in good order."""

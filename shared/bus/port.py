@@ -11,8 +11,10 @@ from typing import Protocol
 
 from shared.ids import EntryId
 
-BEAT_S = 0.5
+BEAT_S = 1.0
+"""How often a part says that it is alive. Idle, a beat costs a wake-up of the part and of the server."""
 EXPIRY_S = 3.0
+"""How long a beat lasts: this alone says how soon a death is noticed, and two beats may be lost before."""
 LEASE_S = 2.0
 RENEWAL_S = 0.5
 DEAD_PART_TTL_S = 3600.0
@@ -37,11 +39,15 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A process as the bus knows it: its id, the set that names it, the streams that live as long as it does."""
+    """A process as the bus knows it: its id, the set that names it, the streams that live as long as it does.
+
+    ``values`` it stores for others, by key: they stay when it ends, and it stores them again if the server forgot them.
+    """
 
     id: str
     members: str
     streams: tuple[str, ...] = ()
+    values: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +101,11 @@ class Bus(Protocol):
     async def length(self, stream: str) -> int:
         """Return the number of entries of a stream, 0 if it does not exist."""
 
-    async def beat(self, part: Part, registration: bytes) -> None:
+    async def beat(self, part: Part, registration: bytes) -> bool:
         """Say that a part is alive for ``EXPIRY_S`` more, and make those of its streams that are missing.
 
-        Raises `DeclaredDead` if it has been declared dead.
+        Return whether it was registered anew: at first, after its beat ran out, and when the server came back empty.
+        The part's values are not stored. Raises `DeclaredDead` if it has been declared dead.
         """
 
     async def leave(self, part: Part) -> None:

@@ -28,6 +28,8 @@ RENEWED_WITHIN_S = 1.0
 _WRITERS = 8
 _READERS = 16
 _LAST_SEQUENCE = 2**64 - 1
+_ANEW = 2
+"""What the script of a beat answers when there was none before."""
 
 _BEAT = Script("beat")
 _DROP_LEASE = Script("drop_lease")
@@ -101,12 +103,14 @@ class RedisBus:
         (answer,) = await self._call(("XLEN", stream))
         return int(answer)
 
-    async def beat(self, part: Part, registration: bytes) -> None:
-        """Say that a part is alive for ``EXPIRY_S`` more, and make those of its streams that are missing."""
+    async def beat(self, part: Part, registration: bytes) -> bool:
+        """Say that a part is alive for ``EXPIRY_S`` more, make its missing streams; True if it was registered anew."""
         keys = [names.dead(part.id), names.beat(part.id), part.members, *part.streams]
         args: list[str | bytes | int] = [part.id, registration, _ms(EXPIRY_S), _ms(DEAD_PART_TTL_S)]
-        if not await self._run(_BEAT, keys, args, within_s=RENEWED_WITHIN_S):
+        answer = await self._run(_BEAT, keys, args, within_s=RENEWED_WITHIN_S)
+        if not answer:
             raise DeclaredDead(f"{part.id} has been declared dead")
+        return bool(answer == _ANEW)
 
     async def leave(self, part: Part) -> None:
         """Take a part off the list, with its streams: it ends in good order."""

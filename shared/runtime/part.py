@@ -62,14 +62,46 @@ async def wait_for_bus(bus: Bus, stopping: asyncio.Event) -> None:
 
 
 async def keep_beating(bus: Bus, part: Part, value: bytes) -> None:
-    """Beat until cancelled; an unanswered beat is tried again. Raises `DeclaredDead` when this part was given up."""
+    """Beat until cancelled, and store the part's values whenever it had to be registered anew.
+
+    Raises `DeclaredDead`, in a group, when this part was given up.
+    """
+    anew = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_beat(bus, part, value, anew))
+        # a task of its own: values may be large, and beats must not wait for them
+        tasks.create_task(_store(bus, part, anew))
+
+
+async def _beat(bus: Bus, part: Part, value: bytes, anew: asyncio.Event) -> None:
+    """Beat until cancelled. An unanswered beat is tried again soon, for it runs out."""
     silent = False
     while True:
         try:
-            await bus.beat(part, value)
+            # after silence too: what was not heard may have been that it was registered anew
+            if await bus.beat(part, value) or silent:
+                anew.set()
             silent = False
         except BusUnavailable as error:
             if not silent:
                 log.warning("beat_unanswered", part=part.id, error=str(error))
             silent = True
-        await asyncio.sleep(until_next(BEAT_S, monotonic()))
+        await asyncio.sleep(_RETRY_S if silent else until_next(BEAT_S, monotonic()))
+
+
+async def _store(bus: Bus, part: Part, anew: asyncio.Event) -> None:
+    """Store the values whenever the part was registered anew: a server that came back empty has forgotten them too."""
+    silent = False
+    while True:
+        await anew.wait()
+        anew.clear()
+        try:
+            for key, data in part.values.items():
+                await bus.put(key, data)
+            silent = False
+        except BusUnavailable as error:
+            if not silent:
+                log.warning("values_not_stored", part=part.id, error=str(error))
+            silent = True
+            anew.set()
+            await asyncio.sleep(_RETRY_S)

@@ -26,6 +26,21 @@ async def test_the_last_registration_counts(bus: Bus) -> None:
     assert await bus.parts("members") == {"worker-1": b"after"}
 
 
+async def test_a_beat_says_whether_the_part_was_registered_anew(
+    bus: Bus, pass_time: Callable[[float], None], eventually: Eventually
+) -> None:
+    assert await bus.beat(ONE, b"one")
+    assert not await bus.beat(ONE, b"one")
+    assert await bus.beat(TWO, b"two")
+    pass_time(EXPIRY_S)
+
+    async def gone() -> bool:
+        return await bus.parts("members") == {}
+
+    await eventually(gone)
+    assert await bus.beat(ONE, b"one")
+
+
 async def test_a_beat_lasts_for_the_expiry_and_a_part_s_streams_for_an_hour(bus: Bus, life_s: LifeS) -> None:
     await bus.make_stream("plans:1")
     await bus.beat(ONE, b"one")

@@ -8,11 +8,12 @@ from typing import Protocol
 import pytest
 import redis
 
-from shared.bus.port import Bus, Entry, Lease, Write
+from shared.bus.port import Bus, Entry, Lease, Part, Write
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, StartupError
 from shared.ids import START, EntryId
 from shared.protocol import names
+from shared.runtime.part import keep_beating
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 LEASE = Lease("leader:m", "scheduler-1")
@@ -68,6 +69,27 @@ async def test_a_restart_between_two_calls_is_not_even_noticed(server: Server, b
     await bus.make_stream("s")
     await bus.publish([Write("s", b"a")])
     assert [entry.data for entry in await bus.read({"s": START}, block_s=1)] == [b"a"]
+
+
+async def test_a_part_stores_its_values_again_in_a_server_that_comes_back_empty(
+    server: Server, bus: Bus, eventually: Eventually
+) -> None:
+    part = Part("worker-1", "members", ("plans:1",), {"tokenizer": b"files", "other": bytes(1_000_000)})
+
+    async def stored() -> bool:
+        try:
+            return [await bus.get(key) for key in ("tokenizer", "other")] == [b"files", bytes(1_000_000)]
+        except BusUnavailable:  # a connection to the server that is no more
+            return False
+
+    async with asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(keep_beating(bus, part, b"one"))
+        await eventually(stored)
+        with server.down():
+            pass
+        await eventually(stored)
+        assert await bus.parts("members") == {"worker-1": b"one"}
+        beating.cancel()
 
 
 async def test_a_server_that_dies_under_a_blocked_read_ends_it(

@@ -90,3 +90,13 @@ async def stream_once_served(up: Up) -> str:
                 return await stream(up, "prompt 0", asyncio.Event())
             except Exception:  # noqa: BLE001 - not yet: refused, or not ready
                 await asyncio.sleep(0.1)
+
+
+async def test_streams_go_on_when_the_server_dies_and_a_gateway_started_after_that_serves(short_folder: Path) -> None:
+    with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "15") as up:
+        up.until_ready()
+        assert await texts_across(up, lambda: os.kill(up.part("valkey-server"), signal.SIGKILL)) == EXPECTED
+        await eventually(nothing_is_left, up)
+        os.kill(up.part("gateway"), signal.SIGKILL)
+        assert await stream_once_served(up) == EXPECTED[0]
+        await eventually(nothing_is_left, up)

@@ -196,8 +196,9 @@ async def test_a_worker_registers_with_its_tokenizer_and_both_its_streams() -> N
         value = (await leader.bus.parts(names.members("worker", MODEL)))[worker]
         registration = decode_as(Registration, value)
         assert registration.tokenizer == content_hash_of(fake_tokenizer_files())
-        stored = await leader.bus.get(names.tokenizer(registration.tokenizer))
-        assert stored is not None
+        async with asyncio.timeout(WITHIN_S):
+            while (stored := await leader.bus.get(names.tokenizer(registration.tokenizer))) is None:
+                await asyncio.sleep(0)
         assert decode_as(TokenizerFiles, stored).eos_ids == (256,)
 
 

@@ -17,6 +17,8 @@ from pydantic_settings import (
     get_subcommand,
 )
 
+from loadgen.calibrate import calibrate
+from loadgen.calibrate_settings import CalibrateSettings
 from loadgen.run import EXIT_CANNOT_START, run
 from loadgen.server import CannotStart
 from loadgen.settings import RunSettings
@@ -30,6 +32,7 @@ class Loadgen(BaseSettings):
     )
 
     run: CliSubCommand[RunSettings] = Field(description="send requests and measure the answers")
+    calibrate: CliSubCommand[CalibrateSettings] = Field(description="measure a server's steps for the simulator")
 
     @classmethod
     def settings_customise_sources(  # type: ignore[override] # the sources that are not wanted need no names
@@ -60,6 +63,8 @@ def _run_command(arguments: Sequence[str]) -> int:
     match get_subcommand(loadgen):
         case RunSettings() as settings:
             return run(settings)
+        case CalibrateSettings() as settings:
+            return calibrate(settings)
         case other:
             raise AssertionError(f"a command that nobody runs: {other!r}")
 

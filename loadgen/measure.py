@@ -59,7 +59,7 @@ def time_of(record: Record) -> Timing:
     tokens = answer.usage.completion_tokens if answer.usage else 0
     e2e_s = record.done_s - record.sent_s
     ttft_s = None if answer.first_text_s is None else answer.first_text_s - record.sent_s
-    source, arrivals = _arrivals(answer, tokens)
+    source, arrivals = arrivals_of(answer)
     moments = [arrival.at_s for arrival in arrivals]
     return Timing(
         ttft_s=ttft_s,
@@ -84,8 +84,9 @@ def gaps_between(arrivals: Sequence[Arrival]) -> tuple[Gap, ...]:
     return tuple(Gap((later.at_s - former.at_s) / later.tokens, later.tokens) for former, later in pairwise(arrivals))
 
 
-def _arrivals(answer: Answer, tokens: int) -> tuple[TokenSource, list[Arrival]]:
+def arrivals_of(answer: Answer) -> tuple[TokenSource, list[Arrival]]:
     """Return how tokens are known and when they came. If they are not known, each text is taken for one arrival."""
+    tokens = answer.usage.completion_tokens if answer.usage else 0
     if answer.chunks and all(chunk.tokens_so_far is not None for chunk in answer.chunks):
         counts = [chunk.tokens_so_far or 0 for chunk in answer.chunks]
         if counts[-1] == tokens:

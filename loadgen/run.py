@@ -45,7 +45,7 @@ class Result:
 
 def run(settings: RunSettings) -> int:
     """Run, print tables, write the result; return the exit status. Raises `CannotStart`."""
-    _check_writable(settings.out)
+    check_writable(settings.out)
     result = asyncio.run(measure(settings, monotonic))
     report.print_tables(result.summary, Console())
     report.write_json(settings.out, as_json(settings, result))
@@ -55,8 +55,8 @@ def run(settings: RunSettings) -> int:
     return EXIT_OK if result.summary.all_went_well else EXIT_FAILURES
 
 
-def _check_writable(path: Path) -> None:
-    """Find out before the run, not after it, that the result cannot be written."""
+def check_writable(path: Path) -> None:
+    """Find out before a run, not after it, that its result cannot be written. Raises `CannotStart`."""
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise CannotStart(f"cannot write a file at {path}")
 

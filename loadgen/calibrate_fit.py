@@ -1,0 +1,239 @@
+"""Fits a step-time model to measured steps: least squares in which nothing may cost less than nothing.
+
+Every number of the model is a sum of amounts that are 0 or more: a curve's value at its first point and its rise to
+each next one, and the cost of each position that attention reads. Deviations count relative to what was measured, so
+that a decode of 10 ms is met as closely as a prompt of a second.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.simulation.model import StepLoad, StepTimeModel
+
+Floats = npt.NDArray[np.float64]
+
+MIN_SIZES = 3
+"""How many lengths of prompts and how many sizes of batches are needed to tell what a token costs."""
+MAX_FALL = 0.2
+"""How much faster than the smallest the largest step may seem to be, as a share of their mean: noise does that."""
+MAX_MEDIAN_OFF = 0.3
+MIN_CONTEXT_SPREAD = 4
+"""The longest context must be so many times the shortest, for the cost of a position to be told from that of a row."""
+
+
+class Nonsense(Exception):
+    """The measurements make no model; the text says why, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: the steps that were computed, and the milliseconds they took together.
+
+    `size` is tokens of a prompt, or streams of a decode batch; `context` the positions that each of them read.
+    """
+
+    kind: Literal["prompt", "decode"]
+    size: int
+    context: int
+    steps: tuple[StepLoad, ...]
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """How well a model meets a point."""
+
+    point: Point
+    predicted_ms: float
+
+    @property
+    def off(self) -> float:
+        """Return the deviation as a share of what was measured; positive where the model is slower."""
+        return self.predicted_ms / self.point.ms - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model, how well it meets each point, and what could not be told."""
+
+    model: StepTimeModel
+    residuals: tuple[Residual, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def median_off(self) -> float:
+        """Return the median deviation, without its sign."""
+        return float(np.median([abs(residual.off) for residual in self.residuals]))
+
+
+def prompt_point(tokens: int, ms: float, *, step_tokens: int) -> Point:
+    """Return the point of a lone prompt that is computed in chunks of `step_tokens`."""
+    starts = range(0, tokens, step_tokens)
+    steps = tuple(_chunk(start, min(step_tokens, tokens - start)) for start in starts)
+    return Point("prompt", tokens, tokens, steps, ms)
+
+
+def _chunk(start: int, tokens: int) -> StepLoad:
+    pairs = tokens * start + tokens * (tokens + 1) // 2
+    return StepLoad(tokens, prefill_read_tokens=start, prefill_pairs=pairs)
+
+
+def decode_point(streams: int, context: float, ms: float) -> Point:
+    """Return the point of one step of `streams` decodes, each of which reads `context` positions on average."""
+    load = StepLoad(streams, decode_rows=streams, decode_read_tokens=round(streams * context))
+    return Point("decode", streams, round(context), (load,), ms)
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """Return the model that meets the points best. Raises `Nonsense`."""
+    prompts = [point for point in points if point.kind == "prompt"]
+    decodes = [point for point in points if point.kind == "decode"]
+    _check_enough(prompts, decodes)
+    _check_rising("longer prompts", [point for point in prompts if len(point.steps) == 1])
+    _check_rising("larger batches", _shortest_of_each_size(decodes))
+    form = _Form.of(prompts, decodes)
+    model = form.model(_solve(form, points))
+    residuals = tuple(Residual(point, sum(map(model.step_ms, point.steps))) for point in points)
+    fitted = Fit(model, residuals, form.left_out)
+    if fitted.median_off > MAX_MEDIAN_OFF:
+        raise Nonsense(
+            f"the model misses half of the points by more than {fitted.median_off:.0%}: was the machine busy otherwise?"
+        )
+    return fitted
+
+
+def _check_enough(prompts: Sequence[Point], decodes: Sequence[Point]) -> None:
+    lengths = len({point.size for point in prompts if len(point.steps) == 1})
+    batches = len({point.size for point in decodes})
+    if min(lengths, batches) < MIN_SIZES:
+        raise Nonsense(
+            f"too few points: {lengths} lengths of prompts and {batches} sizes of batches, "
+            f"where {MIN_SIZES} of each are needed"
+        )
+    if any(not 0 < point.ms < float("inf") for point in (*prompts, *decodes)):
+        raise Nonsense("a step took no time: the clock or the server is not to be believed")
+
+
+def _check_rising(what: str, points: Sequence[Point]) -> None:
+    sizes, ms = np.array([point.size for point in points]), np.array([point.ms for point in points])
+    rise = float(np.polyfit(sizes, ms, 1)[0] * np.ptp(sizes)) / float(ms.mean())
+    if rise < -MAX_FALL:
+        raise Nonsense(f"{what} seem to be faster, by {-rise:.0%} at the largest: was the machine busy otherwise?")
+
+
+def _shortest_of_each_size(decodes: Sequence[Point]) -> list[Point]:
+    shortest: dict[int, Point] = {}
+    for point in sorted(decodes, key=lambda point: point.context):
+        shortest.setdefault(point.size, point)
+    return list(shortest.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Which numbers are sought: a curve's rise before each of its knots, then what attention reads."""
+
+    token_knots: tuple[int, ...]
+    row_knots: tuple[int, ...]
+    has_decode_reads: bool
+    has_prefill_reads: bool
+
+    @classmethod
+    def of(cls, prompts: Sequence[Point], decodes: Sequence[Point]) -> "_Form":
+        lengths = {point.size for point in prompts if len(point.steps) == 1}
+        batches = {point.size for point in decodes}
+        contexts = [point.context for point in decodes]
+        # one decode is taken for a prompt of one token: more than one may cost more than as many tokens of a prompt
+        return cls(
+            token_knots=tuple(sorted(lengths | {min(batches)})),
+            row_knots=tuple(sorted(batches)),
+            has_decode_reads=max(contexts) >= MIN_CONTEXT_SPREAD * min(contexts),
+            has_prefill_reads=any(len(point.steps) > 1 for point in prompts),
+        )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What these measurements cannot tell, as sentences."""
+        told = {
+            "What a decode's context costs was not measured and counts nothing.": self.has_decode_reads,
+            "What a later chunk of a prompt costs more than the first was not measured and counts nothing.": (
+                self.has_prefill_reads
+            ),
+        }
+        return tuple(sentence for sentence, is_known in told.items() if not is_known)
+
+    def row(self, load: StepLoad) -> list[float]:
+        """Return how much of each number a step of this load costs."""
+        reads = [
+            load.decode_read_tokens * self.has_decode_reads,
+            load.prefill_read_tokens * self.has_prefill_reads,
+            load.prefill_pairs * self.has_prefill_reads,
+        ]
+        rows = list(_rises(self.row_knots, load.decode_rows)) if load.decode_rows else [0.0] * (len(self.row_knots) - 1)
+        return [1.0, *_rises(self.token_knots, load.tokens), *rows, *reads]
+
+    def model(self, amounts: Sequence[float]) -> StepTimeModel:
+        """Return the model with these numbers, in the digits that a file shows."""
+        tokens, rest = amounts[: len(self.token_knots)], amounts[len(self.token_knots) :]
+        rows, reads = [0.0, *rest[:-3]], [float(f"{amount:.4g}") for amount in rest[-3:]]
+        return StepTimeModel(
+            tokens_ms=_curve(self.token_knots, tokens),
+            decode_rows_ms=((0, 0.0), *_curve(self.row_knots, rows)),
+            decode_read_ms_per_token=reads[0],
+            prefill_read_ms_per_token=reads[1],
+            prefill_pair_ms=reads[2],
+        )
+
+
+def _rises(knots: Sequence[int], number: int) -> Iterator[float]:
+    """Yield how much of each rise between knots a number has behind it; beyond the last knot the last rise goes on."""
+    last = len(knots) - 2
+    for index, (left, right) in enumerate(pairwise(knots)):
+        share = max(0.0, (number - left) / (right - left))
+        yield share if index == last else min(1.0, share)
+
+
+def _curve(knots: Sequence[int], rises_ms: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    heights = np.cumsum(rises_ms).tolist()
+    return tuple((knot, round(ms, 4)) for knot, ms in zip(knots, heights, strict=True))
+
+
+def _solve(form: _Form, points: Sequence[Point]) -> list[float]:
+    rows = [np.sum([form.row(load) for load in point.steps], axis=0) / point.ms for point in points]
+    return [float(amount) for amount in non_negative_least_squares(np.array(rows), np.ones(len(points)))]
+
+
+def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
+    """Return the x >= 0 that brings `matrix @ x` closest to `target` (Lawson and Hanson's method)."""
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    scaled = matrix / scale
+    x = np.zeros(scaled.shape[1])
+    free = np.zeros(x.size, dtype=bool)
+    for _ in range(10 * x.size):  # each round frees one number; it ends long before, unless rounding makes it circle
+        pull = scaled.T @ (target - scaled @ x)
+        pull[free] = -np.inf
+        if pull.max() <= 1e-10:  # noqa: PLR2004 - columns and target are of size 1: this is rounding
+            break
+        free[pull.argmax()] = True
+        x = _best_with(scaled, target, free, x)
+    solution: Floats = x / scale
+    return solution
+
+
+def _best_with(matrix: Floats, target: Floats, free: npt.NDArray[np.bool_], x: Floats) -> Floats:
+    """Return the best x whose free numbers are positive; those that would fall below 0 are freed no longer."""
+    while free.any():
+        wanted = np.zeros(x.size)
+        wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+        below = free & (wanted <= 0)
+        if not below.any():
+            return wanted
+        x = x + (x[below] / (x[below] - wanted[below])).min() * (wanted - x)
+        free &= x > 1e-12  # noqa: PLR2004 - as good as 0 beside numbers of size 1
+        x[~free] = 0.0
+    return x

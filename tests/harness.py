@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from shared.ids import BlockId, RequestId, WorkerId
 from shared.paging.pool import BlockPool
-from shared.paging.reservation import RESERVATIONS
+from shared.paging.reservation import KV_MANAGERS
 from shared.scheduling import invariants
 from shared.scheduling.limits import Limits
+from shared.scheduling.orders import ORDERS
 from shared.scheduling.planner import Outcome, Planner
 from shared.scheduling.policies import POLICIES
 from shared.scheduling.request import Request
@@ -88,11 +89,15 @@ class Bench:
         blocks: int = 1000,
         block: int = 16,
         kv: str | None = None,
+        max_model_len: int = 100_000,
+        order: str = "fcfs",
+        **more_limits: int,
     ) -> None:
         kv = kv or ("reserve" if policy in {"static", "orca"} else "paged")
-        self.planner = Planner(POLICIES[policy], Limits(budget, seqs), RESERVATIONS[kv])
+        limits = Limits(budget, seqs, **more_limits)
+        self.planner = Planner(POLICIES[policy], limits, KV_MANAGERS[kv], ORDERS[order]())
         self.answers: dict[RequestId, int] = {}
-        self.worker = WorkerView(WorkerId("w"), BlockPool(blocks, block), max_model_len=100_000)
+        self.worker = WorkerView(WorkerId("w"), BlockPool(blocks, block), max_model_len)
         self.model = ModelWorker(block, self.answers)
         self.planner.add_worker(self.worker)
         self.arrivals = 0
@@ -156,5 +161,5 @@ def check_worker(planner: Planner, worker: WorkerView, step: Step | None = None)
     invariants.tables_hold_what_is_computed(worker)
     invariants.preemptions_are_bounded(planner.state)
     if step is not None:
-        invariants.plan_keeps_limits(step, worker, planner._limits())
+        invariants.plan_keeps_limits(step, worker, planner.limits_of_a_step)
         invariants.no_idle_plan(step, worker)

@@ -15,7 +15,7 @@ from services.scheduler.reading import Reading
 from shared.bus.port import EXPIRY_S, LEASE_S, RENEWAL_S, Bus, Entry, Lease
 from shared.errors import BusUnavailable, LeaseLost, ProtocolError
 from shared.ids import START, EntryId, WorkerId
-from shared.paging.reservation import RESERVATIONS
+from shared.paging.reservation import KV_MANAGERS
 from shared.protocol import names
 from shared.protocol.codec import decode
 from shared.protocol.messages import (
@@ -76,7 +76,7 @@ class Leading:
         self._model = settings.model_name
         self._requests = names.requests(self._model)
         limits = Limits(settings.max_num_batched_tokens, settings.sequences)
-        planner = Planner(POLICIES[settings.policy], limits, RESERVATIONS[settings.kv_manager])
+        planner = Planner(POLICIES[settings.policy], limits, KV_MANAGERS[settings.kv_manager])
         outbox = Outbox(self._requests)
         line = Line(planner, outbox, settings.max_model_len)
         self._leader = Leader(planner, line, outbox, settings.plan_depth, lambda: secrets.token_hex(8))

@@ -1,4 +1,4 @@
-"""Two ways to give KV memory at admission; what is not given then is given block by block, on demand."""
+"""How KV memory is given: what is set aside at admission, and whether contents are shared."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +13,15 @@ class Footprint:
     most_tokens: int
 
 
-Reservation = Callable[[Footprint], int]
-"""How many positions are set aside when a request is admitted."""
+@dataclass(frozen=True, slots=True)
+class KvManager:
+    """``set_aside`` says how many positions a request gets at admission.
+
+    ``is_on_demand``: the rest is given block by block as the request grows, and full blocks are shared.
+    """
+
+    set_aside: Callable[[Footprint], int]
+    is_on_demand: bool
 
 
 def paged(footprint: Footprint) -> int:
@@ -27,4 +34,6 @@ def reserve(footprint: Footprint) -> int:
     return footprint.most_tokens
 
 
-RESERVATIONS: Mapping[str, Reservation] = MappingProxyType({"paged": paged, "reserve": reserve})
+KV_MANAGERS: Mapping[str, KvManager] = MappingProxyType(
+    {"paged": KvManager(paged, is_on_demand=True), "reserve": KvManager(reserve, is_on_demand=False)}
+)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
+from shared.paging.block_hash import HASH_BYTES
 
 Place = Annotated[EntryId, Meta(pattern=r"^\d{1,20}-\d{1,20}$")]
 """An entry id that really is one: what is compared by its numbers is checked where it is read."""
@@ -45,6 +46,10 @@ class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
     ignore_eos: bool = False
     priority: int = 0
     suspect: bool = False
+    tenant: str = ""
+    """Whose request it is, for the ``fair`` order: never a secret."""
+    cache_salt: str = ""
+    """Requests with different salts share no blocks."""
 
 
 class CancelRequest(Struct, frozen=True, array_like=True, tag="cancel/1"):
@@ -61,7 +66,10 @@ class ClaimWorker(Struct, frozen=True, array_like=True, tag="claim/1"):
 
 
 class NewRequest(Struct, frozen=True, array_like=True):
-    """A request that joins this worker: all it needs, once. ``blocks`` starts its table, ``start`` tokens are in it."""
+    """A request that joins this worker: all it needs, once. ``blocks`` starts its table, ``start`` tokens are in it.
+
+    These tokens were found in the prefix cache: the first ``start / block_tokens`` blocks are full and only read.
+    """
 
     submit: SubmitRequest
     arrival: EntryId
@@ -72,7 +80,8 @@ class NewRequest(Struct, frozen=True, array_like=True):
 class Slice(Struct, frozen=True, array_like=True):
     """Feed ``count`` tokens of a request from position ``start``; ``new_blocks`` go to the end of its table first.
 
-    If the slice reaches the last token known, one token is sampled.
+    If the slice reaches the last token known, one token is sampled. The first slice of one that was preempted brings
+    its whole table, and starts behind the tokens that were found in the prefix cache.
     """
 
     request: RequestId
@@ -114,14 +123,26 @@ class WorkerSize(Struct, frozen=True, array_like=True):
     max_model_len: int
 
 
+class NamedBlock(Struct, frozen=True, array_like=True):
+    """A full block and the hash of its content (``shared.paging.block_hash``) under the worker's key."""
+
+    block: BlockId
+    content: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+
+
 class WorkerState(Struct, frozen=True, array_like=True, tag="worker-state/1"):
-    """The answer to a claim: everything the new leader must know. From here on only plans of ``epoch`` are executed."""
+    """The answer to a claim: everything the new leader must know. From here on only plans of ``epoch`` are executed.
+
+    ``hash_key`` is the worker's own, drawn when it registers; ``named`` are all full blocks whose content it knows.
+    """
 
     worker: WorkerId
     epoch: int
     nonce: str
     size: WorkerSize
     residents: tuple[Resident, ...] = ()
+    hash_key: Annotated[bytes, Meta(max_length=64)] = b""
+    named: tuple[NamedBlock, ...] = ()
 
 
 class ResultRow(Struct, frozen=True, array_like=True):
@@ -160,13 +181,17 @@ class PlanRefused(Struct, frozen=True, array_like=True, tag="plan-refused/1"):
 
 
 class TokenRow(Struct, frozen=True, array_like=True):
-    """New tokens of one request; ``first_index`` is the place of the first in the whole answer."""
+    """New tokens of one request; ``first_index`` is the place of the first in the whole answer.
+
+    ``cached_tokens`` of the prompt were not computed when the request was first admitted to this worker.
+    """
 
     request: RequestId
     attempt: int
     first_index: int
     token_ids: tuple[int, ...]
     finish: Finish | None = None
+    cached_tokens: int = 0
 
 
 class TokenBatch(Struct, frozen=True, array_like=True, tag="tokens/1"):
@@ -177,7 +202,11 @@ class TokenBatch(Struct, frozen=True, array_like=True, tag="tokens/1"):
 
 
 class PoolReport(Struct, frozen=True, array_like=True):
-    """The leader's figures. ``length_served`` is 0 until a worker was claimed. ``blocks_used`` are held by requests."""
+    """The leader's figures. ``length_served`` is 0 until a worker was claimed. ``blocks_used`` are held by requests.
+
+    Of the positions held by requests ``kv_tokens_filled`` hold a token, ``kv_tokens_reserved`` are set aside for tokens
+    that may still come; the rest can never be used. ``prefix_*`` count tokens of newcomers since this leader began.
+    """
 
     workers: int = 0
     length_served: int = 0
@@ -186,6 +215,11 @@ class PoolReport(Struct, frozen=True, array_like=True):
     blocks_used: int = 0
     blocks_total: int = 0
     preemptions: int = 0
+    blocks_cached: int = 0
+    kv_tokens_filled: int = 0
+    kv_tokens_reserved: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class HeldRequest(Struct, frozen=True, array_like=True):

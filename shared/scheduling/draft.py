@@ -1,15 +1,15 @@
 """A step while it is being filled: the one ledger through which a policy spends tokens and blocks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.ids import BlockId, RequestId
-from shared.paging.reservation import Reservation
-from shared.scheduling.limits import Limits, TokenBudget
-from shared.scheduling.line import place
+from shared.paging.reservation import KvManager
+from shared.scheduling.limits import WATERMARK, Limits, TokenBudget
+from shared.scheduling.orders.port import Place
 from shared.scheduling.request import Phase, Request
 from shared.scheduling.state import State, WorkerView
-from shared.scheduling.step import Admission, Slice, Step
+from shared.scheduling.step import Admission, Fill, Slice, Step
 
 
 @dataclass(slots=True, eq=False)
@@ -19,38 +19,81 @@ class Draft:
     state: State
     worker: WorkerView
     limits: Limits
-    reservation: Reservation
+    kv: KvManager
     budget: TokenBudget = field(init=False)
-    slices: list[Slice] = field(init=False, default_factory=list)
-    admitted: list[Admission] = field(init=False, default_factory=list)
-    preempted: list[RequestId] = field(init=False, default_factory=list)
+    _slices: dict[RequestId, Slice] = field(init=False, default_factory=dict)
+    _fills: list[Fill] = field(init=False, default_factory=list)
+    _admitted: list[Admission] = field(init=False, default_factory=list)
+    _preempted: list[RequestId] = field(init=False, default_factory=list)
+    _invited: Request | None = field(init=False, default=None)
+    """Somebody gave way for this one: until it is admitted, nobody else gets what it needs."""
+    _set_aside: int = field(init=False, default=0)
+    """Blocks that it needs."""
 
     def __post_init__(self) -> None:
-        self.budget = TokenBudget(self.limits.max_num_batched_tokens)
+        self.budget = TokenBudget(self.limits.step_tokens)
+        self.state.line.sort(self.worker.running)
+
+    # -- what a policy sees -------------------------------------------------------------------------------------
 
     @property
     def previous_prefilled(self) -> bool:
         """True if this worker's step before this one computed any part of a prompt."""
         return self.worker.previous is not None and self.worker.previous.prefills
 
+    @property
+    def feeds_anybody(self) -> bool:
+        """True as soon as somebody has been fed."""
+        return bool(self._slices)
+
     def running(self) -> list[Request]:
-        """Return who runs as the step begins, in queue order; one preempted meanwhile is passed over by `extend`."""
-        return list(self.worker.running)
+        """Return who runs as the step begins, in queue order; one preempted meanwhile is passed over by `extend`.
+
+        With several stages, those are left out whose last slice is still in flight: batches are disjoint.
+        """
+        if self.limits.stages == 1:
+            return self.worker.running.copy()
+        return [request for request in self.worker.running if not request.slices_in_flight]
 
     def waiting(self) -> Iterator[Request]:
         """Yield in queue order those who might run here: not resident elsewhere, not larger than this worker."""
-        for request in list(self.state.line):
+        for request in self.state.line:
             if request.worker in (None, self.worker.id) and self.worker.can_ever_hold(request):
                 yield request
 
-    def extend(self, request: Request) -> None:
-        """Give a running request what it misses, as far as the budget goes.
+    def missing(self, request: Request) -> int:
+        """Return how many tokens it would have to be fed before it samples, if it began here now."""
+        found = () if request.phase is Phase.RUNNING else self._found(request)
+        return request.missing_tokens - len(found) * self.worker.pool.block_tokens
 
-        If blocks run out, the last in queue order gives way. The first never does: it waits for a block instead.
+    # -- what a policy does -------------------------------------------------------------------------------------
+
+    def make_way(self) -> None:
+        """Let the least urgent of the running give way, if the next in line is more urgent and finds no place.
+
+        Only under a queue order that takes places. What is made free is kept for the one who waits.
         """
-        if request.phase is not Phase.RUNNING or not self.budget.left:
+        if not self.state.line.takes_places:
             return
-        count = min(request.missing_tokens, self.budget.left)
+        head = next(self.waiting(), None)
+        if head is None or head.slices_in_flight:
+            return
+        victims = self._victims_for(head)
+        for victim in victims:
+            self._preempt(victim)
+        if victims:
+            self._invited = head
+            self._set_aside = self._new_blocks_at_admission(head, self._found(head))
+
+    def extend(self, request: Request, at_most: int | None = None) -> None:
+        """Give a running request what it misses, as far as the budget goes; ``at_most`` so many tokens.
+
+        May be called again to give it more. If blocks run out, the last in queue order gives way. The first never
+        does: it waits for a block instead.
+        """
+        count = min(request.missing_tokens, self.budget.left if at_most is None else min(at_most, self.budget.left))
+        if request.phase is not Phase.RUNNING or not count:
+            return
         lacking = self.worker.pool.blocks_for(request.computed + count) - len(request.blocks)
         if lacking > 0 and not self._make_room(request, lacking):
             return
@@ -58,50 +101,116 @@ class Draft:
         if blocks is None:
             raise AssertionError("room was made and is gone")
         request.blocks.extend(blocks)
-        self._feed(request, blocks)
+        self._feed(request, count, blocks)
 
-    def admit(self, request: Request, *, whole: bool = False) -> bool:
+    def admit(self, request: Request, *, whole: bool = False, at_most: int | None = None) -> bool:
         """Let a waiting request begin; False if it cannot now, and then nobody behind it may (no overtaking).
 
-        ``whole``: only if everything it misses fits into what is left of the budget.
+        ``whole``: only if everything it misses fits into what is left of the budget. ``at_most``: feed no more.
         """
-        if not self._has_place_for(request, whole=whole):
-            return False
-        blocks = self.worker.pool.allocate(self._blocks_at_admission(request))
-        if blocks is None:
+        found = self._found(request)
+        count = self._first_slice(request, found, whole=whole, at_most=at_most)
+        if not count or not self._has_seat_for(request) or self._blocks_lacking(request, found) > 0:
             return False
         is_new = request.worker is None
         self.state.line.remove(request)
-        self.worker.admit(request)
-        request.blocks.extend(blocks)
-        self.admitted.append(Admission(request.id, blocks, is_new))
+        self.worker.pool.hold(found)  # before anything is allocated, which might evict them
+        new = self.worker.pool.allocate(self._new_blocks_at_admission(request, found))
+        if new is None:
+            raise AssertionError("there was room, and it is gone")
+        self.state.admit(self.worker, request)
+        request.blocks.extend(found + new)
+        request.computed = len(found) * self.worker.pool.block_tokens
+        self._admitted.append(Admission(request.id, found + new, is_new, request.computed))
+        self._count_admission(request, is_new=is_new)
         # The table of a new request travels with its admission, that of a preempted one with its slice.
-        self._feed(request, () if is_new else blocks)
+        self._feed(request, count, () if is_new else found + new)
         return True
 
     def finish(self, released: tuple[RequestId, ...]) -> Step:
         """Return the step as it stands."""
-        return Step(tuple(self.slices), tuple(self.admitted), tuple(self.preempted), released)
+        sampling = [slice_.request for slice_ in self._slices.values() if slice_.samples]
+        self.state.line.charge_output([self.state.requests[request] for request in sampling])
+        slices = tuple(self._slices.values())
+        return Step(slices, tuple(self._admitted), tuple(self._preempted), released, tuple(self._fills))
 
-    def _has_place_for(self, request: Request, *, whole: bool) -> bool:
-        enough = request.missing_tokens if whole else 1
+    # -- admission ----------------------------------------------------------------------------------------------
+
+    def _found(self, request: Request) -> tuple[BlockId, ...]:
+        """Return the blocks of this worker that hold the request's beginning; its last token is always computed."""
+        if request.prefix is None or not self.kv.is_on_demand:
+            return ()
+        pool = self.worker.pool
+        useful = (request.total_tokens - 1) // pool.block_tokens
+        return pool.found(request.prefix.hashes(pool.hash_key, pool.block_tokens)[:useful])
+
+    def _first_slice(self, request: Request, found: tuple[BlockId, ...], *, whole: bool, at_most: int | None) -> int:
+        missing = request.missing_tokens - len(found) * self.worker.pool.block_tokens
+        if whole and missing > self.budget.left:
+            return 0
+        return min(missing, self.budget.left, missing if at_most is None else at_most)
+
+    def _has_seat_for(self, request: Request) -> bool:
+        gave_way_to_another = self._preempted and request is not self._invited
         return (
-            not self.preempted  # who just gave way must not be overtaken with its own memory
+            not gave_way_to_another  # who just gave way must not be overtaken with its own memory
             and not request.slices_in_flight  # preempted, and its last results are not read: its tokens are not known
-            and len(self.worker.running) < self.limits.max_num_seqs
-            and self.budget.left >= enough
+            and self._has_free_seat()
         )
 
-    def _blocks_at_admission(self, request: Request) -> int:
+    def _has_free_seat(self) -> bool:
+        seats = self.limits.max_num_seqs
+        return len(self.worker.running) < seats * self.limits.stages and len(self._slices) < seats
+
+    def _blocks_lacking(self, request: Request, found: tuple[BlockId, ...]) -> int:
+        """Return how many blocks must be freed before the request may begin; 0 or less if it may."""
+        pool = self.worker.pool
+        kept_free = int(WATERMARK * pool.blocks) if self.kv.is_on_demand and self.worker.running else 0
+        return self._new_blocks_at_admission(request, found) + kept_free - pool.free_beside(found)
+
+    def _new_blocks_at_admission(self, request: Request, found: tuple[BlockId, ...]) -> int:
         footprint = request.footprint
-        tokens = footprint.most_tokens if request.is_protected else self.reservation(footprint)
-        return self.worker.pool.blocks_for(tokens)
+        tokens = footprint.most_tokens if request.is_protected else self.kv.set_aside(footprint)
+        return self.worker.pool.blocks_for(tokens) - len(found)
+
+    def _count_admission(self, request: Request, *, is_new: bool) -> None:
+        if request is self._invited:
+            self._invited, self._set_aside = None, 0
+        if not is_new:
+            return
+        self.state.line.charge_prompt(request, request.missing_tokens)
+        if request.prefix is not None and self.kv.is_on_demand:
+            self.state.prefix_queries += request.total_tokens
+            self.state.prefix_hits += request.computed
+
+    # -- giving way ---------------------------------------------------------------------------------------------
+
+    def _victims_for(self, head: Request) -> list[Request]:
+        """Return who must give way so that the next in line can begin: the fewest, from the least urgent on."""
+        lacking = self._blocks_lacking(head, self._found(head))
+        has_seat = self._has_free_seat()
+        victims: list[Request] = []
+        for victim in reversed(self.worker.running):
+            if has_seat and lacking <= 0:
+                break
+            if self._may_give_way(victim, head):
+                victims.append(victim)
+                has_seat = True
+                lacking -= sum(self.worker.pool.holders(block) == 1 for block in victim.blocks)
+        return victims if has_seat and lacking <= 0 else []
+
+    def _may_give_way(self, victim: Request, head: Request) -> bool:
+        is_less_urgent = victim.priority > head.priority and self._place(victim) > self._place(head)
+        return is_less_urgent and not victim.is_protected
+
+    def _place(self, request: Request) -> Place:
+        return self.state.line.place(request)
 
     def _make_room(self, request: Request, blocks: int) -> bool:
         """Preempt from the end of the queue order until there is room; False if the request itself must wait."""
-        while self.worker.pool.free < blocks:
-            behind = (other for other in reversed(self.worker.running) if place(other) >= place(request))
-            victim = next((other for other in behind if not other.is_protected), None)
+        while self.worker.pool.free - self._set_aside < blocks:
+            behind = (other for other in reversed(self.worker.running) if self._place(other) >= self._place(request))
+            victim = next((o for o in behind if not o.is_protected and o.id not in self._slices), None)
             if victim is None or victim is self.worker.running[0]:
                 return False
             self._preempt(victim)
@@ -116,13 +225,28 @@ class Draft:
         victim.preemptions += 1
         self.state.line.add(victim)
         self.state.preemptions += 1
-        self.preempted.append(victim.id)
+        self._preempted.append(victim.id)
 
-    def _feed(self, request: Request, new_blocks: tuple[BlockId, ...]) -> None:
+    # -- feeding ------------------------------------------------------------------------------------------------
+
+    def _feed(self, request: Request, count: int, new_blocks: tuple[BlockId, ...]) -> None:
+        begun = self._slices.get(request.id)
         decodes = request.is_decoding
-        start, count = request.computed, self.budget.take(request.missing_tokens)
+        start, count = request.computed, self.budget.take(count)
         samples = count == request.missing_tokens
-        self.slices.append(Slice(request.id, start, count, new_blocks, samples, decodes))
+        if begun is None:
+            self._slices[request.id] = Slice(request.id, start, count, new_blocks, samples, decodes)
+            request.slices_in_flight += 1
+        else:
+            more = begun.new_blocks + new_blocks
+            self._slices[request.id] = replace(begun, count=begun.count + count, new_blocks=more, samples=samples)
         request.computed += count
         request.output_tokens += samples
-        request.slices_in_flight += 1
+        if request.prefix is not None:
+            self._note_fills(request, start)
+
+    def _note_fills(self, request: Request, start: int) -> None:
+        pool = self.worker.pool
+        for index in range(start // pool.block_tokens, request.computed // pool.block_tokens):
+            block = request.blocks[index]
+            self._fills.append(Fill(request, index, block, pool.stamp(block)))

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shared.ids import RequestId, WorkerId
-from shared.paging.reservation import Reservation
+from shared.paging.reservation import KvManager
 from shared.scheduling.draft import Draft
 from shared.scheduling.limits import Limits
+from shared.scheduling.orders import ORDERS
+from shared.scheduling.orders.port import QueueOrder
 from shared.scheduling.policies import Policy
 from shared.scheduling.request import Phase, Request
 from shared.scheduling.state import State, WorkerView
@@ -15,25 +17,32 @@ from shared.scheduling.step import Step
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one slice of a step came to, as the worker said it. ``ended``: EOS, the length cap, or its own failure."""
+    """What one slice of a step came to, as the worker said it. ``ended``: EOS, the length cap, or its own failure.
+
+    ``computed``: its keys and values were written; they were not if the request had ended or failed before.
+    """
 
     request: RequestId
     attempt: int
     ended: bool
+    computed: bool = True
 
 
 class Planner:
     """Plans steps under one policy. Updates its own state in place; what it returns is frozen."""
 
-    def __init__(self, policy: Policy, limits: Limits, reservation: Reservation) -> None:
+    def __init__(self, policy: Policy, limits: Limits, kv: KvManager, order: QueueOrder | None = None) -> None:
         self.policy = policy
         self.limits = limits
-        self.reservation = reservation
-        self.state = State()
+        self.kv = kv
+        self.state = State(order or ORDERS["fcfs"]())
+        self.limits_of_a_step = limits
+        """As the policy needs them for the workers there are."""
 
     def add_worker(self, worker: WorkerView) -> None:
         """Begin to plan for a worker."""
         self.state.workers[worker.id] = worker
+        self._measure()
 
     def drop_worker(self, worker_id: WorkerId) -> tuple[RequestId, ...]:
         """Forget a dead worker and return the requests that were resident there: they are lost."""
@@ -42,6 +51,7 @@ class Planner:
         lost = [request for request in self.state.requests.values() if request.worker == worker_id]
         for request in lost:
             self._forget(request)
+        self._measure()
         return tuple(request.id for request in lost)
 
     def submit(self, request: Request) -> None:
@@ -58,7 +68,7 @@ class Planner:
         worker.pool.adopt(request.blocks)
         self.state.requests[request.id] = request
         if request.blocks:
-            worker.admit(request)
+            self.state.admit(worker, request)
         else:
             request.worker = worker.id
             self.state.line.add(request)
@@ -79,7 +89,8 @@ class Planner:
     def settle(self, worker_id: WorkerId, outcomes: Iterable[Outcome]) -> tuple[RequestId, ...]:
         """Apply the result of a worker's oldest step in flight and return who ended in it."""
         worker = self.state.workers[worker_id]
-        worker.in_flight.popleft()
+        outcomes = tuple(outcomes)
+        _name_what_was_filled(worker, outcomes)
         ended = []
         for outcome in outcomes:
             request = self.state.requests.get(outcome.request)
@@ -95,7 +106,7 @@ class Planner:
         """Make the next step of a worker, and count it as published unless it is empty."""
         worker = self.state.workers[worker_id]
         self._let_complete_ones_leave(worker)
-        draft = Draft(self.state, worker, self._limits(), self.reservation)
+        draft = Draft(self.state, worker, self.limits_of_a_step, self.kv)
         self.policy.fill(draft)
         step = draft.finish(tuple(worker.to_release))
         if not step.is_empty:
@@ -104,11 +115,11 @@ class Planner:
             worker.previous = step if step.slices else worker.previous
         return step
 
-    def _limits(self) -> Limits:
-        if self.policy.cuts_prompts:
-            return self.limits
-        budget = max(self.limits.max_num_batched_tokens, self.state.length_served)
-        return replace(self.limits, max_num_batched_tokens=budget)
+    def _measure(self) -> None:
+        budget = self.limits.max_num_batched_tokens
+        if not self.policy.cuts_prompts:
+            budget = max(budget, self.state.length_served)
+        self.limits_of_a_step = replace(self.limits, max_num_batched_tokens=budget)
 
     def _let_complete_ones_leave(self, worker: WorkerView) -> None:
         for request in [request for request in worker.running if request.is_complete]:
@@ -121,3 +132,15 @@ class Planner:
             self.state.line.remove(request)
         request.move(Phase.FINISHED)
         del self.state.requests[request.id]
+
+
+def _name_what_was_filled(worker: WorkerView, outcomes: tuple[Outcome, ...]) -> None:
+    """Let the blocks that the oldest step in flight has filled be found, unless somebody else has got them since."""
+    step = worker.in_flight.popleft()
+    computed = {outcome.request for outcome in outcomes if outcome.computed} if step.fills else frozenset()
+    pool = worker.pool
+    for fill in step.fills:
+        if fill.request.id in computed and fill.request.prefix is not None:
+            hashes = fill.request.prefix.hashes(pool.hash_key, pool.block_tokens)
+            if fill.index < len(hashes):  # else it has left, and what it was fed last has not been heard of
+                pool.name(fill.block, fill.stamp, hashes[fill.index])

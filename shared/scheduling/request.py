@@ -6,6 +6,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from shared.ids import BlockId, RequestId, WorkerId
+from shared.paging.block_hash import Prefix
 from shared.paging.reservation import Footprint
 from shared.scheduling.limits import PREEMPTIONS_AT_MOST
 
@@ -43,6 +44,12 @@ class Request:
     prompt_tokens: int
     max_tokens: int
     output_tokens: int = 0
+    priority: int = 0
+    """Smaller is more urgent; only the ``priority`` order reads it."""
+    tenant: str = ""
+    """Whose request it is; only the ``fair`` order reads it."""
+    prefix: Prefix | None = None
+    """What its blocks contain; None if nothing of it is ever shared."""
     computed: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     phase: Phase = Phase.WAITING

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shared.ids import RequestId, WorkerId
 from shared.paging.pool import BlockPool
-from shared.scheduling.line import WaitingLine, place
+from shared.scheduling.orders.port import QueueOrder
 from shared.scheduling.request import Phase, Request
 from shared.scheduling.step import Step
 
@@ -36,12 +36,6 @@ class WorkerView:
         """Return whether the request would fit if it were alone here."""
         return request.footprint.most_tokens <= self.longest
 
-    def admit(self, request: Request) -> None:
-        """Let a request run here, in its place."""
-        request.move(Phase.RUNNING)
-        request.worker = self.id
-        insort(self.running, request, key=place)
-
     def take_back(self, request: Request) -> None:
         """Take a running request's blocks, the tail of its table first to be given again, and its place."""
         self.running.remove(request)
@@ -53,10 +47,20 @@ class WorkerView:
 class State:
     """The whole pool. ``requests`` has everyone who waits, runs, or whose last result has not been read."""
 
-    line: WaitingLine = field(default_factory=WaitingLine)
+    line: QueueOrder
     workers: dict[WorkerId, WorkerView] = field(default_factory=dict)
     requests: dict[RequestId, Request] = field(default_factory=dict)
     preemptions: int = 0
+    prefix_queries: int = 0
+    """Tokens of newcomers that were looked up in the prefix index."""
+    prefix_hits: int = 0
+    """Tokens of newcomers that were found there."""
+
+    def admit(self, worker: WorkerView, request: Request) -> None:
+        """Let a request run on a worker, in its place."""
+        request.move(Phase.RUNNING)
+        request.worker = worker.id
+        insort(worker.running, request, key=self.line.place)
 
     @property
     def running(self) -> Iterator[Request]:

@@ -1,8 +1,9 @@
 """What the planner returns: one step of one worker, frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.ids import BlockId, RequestId
+from shared.scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,8 @@ class Admission:
     blocks: tuple[BlockId, ...]
     is_new: bool
     """False for one that was preempted here: the worker still knows its tokens."""
+    start: int = 0
+    """Positions whose keys and values were found in the first blocks: they are not computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,18 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Fill:
+    """A block that a slice fills up: when the step has run, its content has a name."""
+
+    request: Request
+    index: int
+    """Its place in the request's table."""
+    block: BlockId
+    stamp: int
+    """Of the block when it was written: another one later means that it has been given away."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One iteration. ``released`` are forgotten by the worker, ``preempted`` lose their table and keep their tokens."""
 
@@ -36,6 +51,7 @@ class Step:
     admitted: tuple[Admission, ...]
     preempted: tuple[RequestId, ...]
     released: tuple[RequestId, ...]
+    fills: tuple[Fill, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ import time
 
 from shared.ids import RequestId, WorkerId
 from shared.paging.pool import BlockPool
-from shared.paging.reservation import RESERVATIONS
+from shared.paging.reservation import KV_MANAGERS
 from shared.scheduling.limits import Limits
 from shared.scheduling.planner import Outcome, Planner
 from shared.scheduling.policies import POLICIES
@@ -24,7 +24,7 @@ NAME = WorkerId("w")
 
 def pool_of(policy: str, running: int, waiting: int) -> Planner:
     """Return a planner whose running requests decode, and whose waiting ones find no place."""
-    planner = Planner(POLICIES[policy], Limits(64 * running, running), RESERVATIONS["paged"])
+    planner = Planner(POLICIES[policy], Limits(64 * running, running), KV_MANAGERS["paged"])
     planner.add_worker(WorkerView(NAME, BlockPool(64 * running, 16), max_model_len=1024))
     for number in range(running + waiting):
         planner.submit(Request(RequestId(f"r{number:05}"), 1, (number, 0), 64, 900))

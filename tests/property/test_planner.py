@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shared.ids import RequestId, WorkerId
 from shared.paging.pool import BlockPool
-from shared.paging.reservation import RESERVATIONS
+from shared.paging.reservation import KV_MANAGERS
 from shared.scheduling import invariants
 from shared.scheduling.limits import Limits
 from shared.scheduling.planner import Planner
@@ -28,7 +28,7 @@ class PlannerMachine(RuleBasedStateMachine):
     )
     def begin(self, *, policy: str, kv: str, limits: Limits, pool_shape: tuple[int, int], depth: int) -> None:
         self.policy, self.depth, self.pool_shape = policy, depth, pool_shape
-        self.planner = Planner(POLICIES[policy], limits, RESERVATIONS[kv])
+        self.planner = Planner(POLICIES[policy], limits, KV_MANAGERS[kv])
         self.answers: dict[RequestId, int] = {}
         self.hosts: dict[WorkerId, Host] = {}
         self.names = 0

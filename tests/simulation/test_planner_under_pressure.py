@@ -8,7 +8,7 @@ import pytest
 
 from shared.ids import RequestId, WorkerId
 from shared.paging.pool import BlockPool
-from shared.paging.reservation import RESERVATIONS
+from shared.paging.reservation import KV_MANAGERS
 from shared.scheduling import invariants
 from shared.scheduling.limits import Limits
 from shared.scheduling.planner import Planner
@@ -30,7 +30,7 @@ class Pressure:
         self.depth = self.random.randint(1, 3)
         block_tokens = self.random.randint(1, 4)
         self.view = WorkerView(NAME, BlockPool(48 // block_tokens, block_tokens), max_model_len=10_000)
-        self.planner = Planner(POLICIES[policy], Limits(self.random.randint(8, 64), 8), RESERVATIONS["paged"])
+        self.planner = Planner(POLICIES[policy], Limits(self.random.randint(8, 64), 8), KV_MANAGERS["paged"])
         self.planner.add_worker(self.view)
         self.answers: dict[RequestId, int] = {}
         self.host = Host(ModelWorker(block_tokens, self.answers))

@@ -12,6 +12,7 @@ from shared.protocol.messages import (
     Held,
     HeldRequest,
     Message,
+    NamedBlock,
     NewRequest,
     PlanRefused,
     PoolReport,
@@ -56,7 +57,7 @@ MESSAGES: tuple[Message, ...] = (
     Registration("worker", "m", "host", 42, "abc"),
     TokenizerFiles(b"{}", "{{ messages }}", (0, 2), {"bos_token": "<s>"}, Sampling(0.6)),
 )
-BYTES = (
+EARLIER_BYTES = (
     "9ca87375626d69742f31a17201a1679205cd012c0794cb3fe0000000000000cb3feccccccccccccd287b9109a3382d31c3fec3",
     "9ca87375626d69742f31a17200a16791050794cb3ff0000000000000cb3ff0000000000000000090a0c200c2",
     "93a863616e63656c2f31a17202",
@@ -83,9 +84,55 @@ BYTES = (
         "94cb3fe3333333333333cb3ff00000000000000000"
     ),
 )
+"""As written before fields were appended: such bytes are still read, and mean what they meant."""
 
 
-@pytest.mark.parametrize(("message", "golden"), list(zip(MESSAGES, BYTES, strict=True)))
+@pytest.mark.parametrize(("message", "earlier"), list(zip(MESSAGES, EARLIER_BYTES, strict=True)))
+def test_what_was_written_before_fields_were_appended_is_still_read(message: Message, earlier: str) -> None:
+    assert decode(bytes.fromhex(earlier)) == message
+
+
+LATER: tuple[Message, ...] = (
+    SubmitRequest(R, 1, G, (5,), 7, tenant="t", cache_salt="s"),
+    WorkerState(W, 2, "n", WorkerSize(64, 16, 2048), hash_key=b"k", named=(NamedBlock(B(3), b"0123456789abcdef"),)),
+    TokenBatch(W, (TokenRow(R, 1, 0, (7,), None, 32),)),
+    Held(None, (), PoolReport(1, 2048, 2, 3, 4, 64, 5, 6, 70, 80, 90, 10)),
+)
+"""Messages with the fields that were appended."""
+BYTES = (
+    "9ea87375626d69742f31a17201a1679205cd012c0794cb3fe0000000000000cb3feccccccccccccd287b9109a3382d31c3fec3a0a0",
+    "9ea87375626d69742f31a17200a16791050794cb3ff0000000000000cb3ff0000000000000000090a0c200c2a0a0",
+    "93a863616e63656c2f31a17202",
+    "92a7636c61696d2f31a56e6f6e6365",
+    (
+        "97a6706c616e2f31030491949ea87375626d69742f31a17200a16791050794cb3ff0000000000000cb3ff000000000000000"
+        "0090a0c200c2a0a0a3382d31109201029194a1721001910791a17291a172"
+    ),
+    "97a6706c616e2f31010190909090",
+    (
+        "98ae776f726b65722d73746174652f31a17702a56e6f6e6365934010cd080091969ea87375626d69742f31a17200a1679105"
+        "0794cb3ff0000000000000cb3ff0000000000000000090a0c200c2a0a0a3382d31920102029103a473746f70c40090"
+    ),
+    "95a8726573756c742f310102cb3fd00000000000009295a172009105a66c656e677468c295a1720090c0c3",
+    "94ad737465702d6661696c65642f310102ad6f7574206f66206d656d6f7279",
+    "94ae706c616e2d726566757365642f31010204",
+    "93a8746f6b656e732f31a1779296a172010591ce00011170a56572726f720096a17201069107c000",
+    "94a668656c642f31a3392d309192a172019c01cd080002030440050000000000",
+    "94a668656c642f31c0909c000000000000000000000000",
+    "95a9726566757365642f31a17201a8746f6f5f6c6f6e67b66c6172676572207468616e20657665727920706f6f6c",
+    "96ae726567697374726174696f6e2f31a6776f726b6572a16da4686f73742aa3616263",
+    (
+        "96ab746f6b656e697a65722f31c4027b7dae7b7b206d65737361676573207d7d92000281a9626f735f746f6b656ea33c733e"
+        "94cb3fe3333333333333cb3ff00000000000000000"
+    ),
+    "9ea87375626d69742f31a17201a16791050794cb3ff0000000000000cb3ff0000000000000000090a0c200c2a174a173",
+    "98ae776f726b65722d73746174652f31a17702a16e934010cd080090c4016b919203c41030313233343536373839616263646566",
+    "93a8746f6b656e732f31a1779196a17201009107c020",
+    "94a668656c642f31c0909c01cd080002030440050646505a0a",
+)
+
+
+@pytest.mark.parametrize(("message", "golden"), list(zip((*MESSAGES, *LATER), BYTES, strict=True)))
 def test_bytes_of_version_1_never_change(message: Message, golden: str) -> None:
     assert encode(message).hex() == golden
     assert decode(bytes.fromhex(golden)) == message

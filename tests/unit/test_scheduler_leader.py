@@ -9,7 +9,7 @@ from services.scheduler.leader import Leader
 from services.scheduler.line import Line
 from services.scheduler.outbox import Outbox
 from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
-from shared.paging.reservation import RESERVATIONS
+from shared.paging.reservation import KV_MANAGERS
 from shared.protocol import names
 from shared.protocol.codec import decode
 from shared.protocol.messages import (
@@ -105,7 +105,7 @@ def desk() -> Desk:
 
 def make_desk(*, depth: int = 1, max_model_len: int | None = None) -> Desk:
     nonces = iter(f"n{number}" for number in range(1000))
-    planner = Planner(POLICIES["sarathi"], Limits(64, 8), RESERVATIONS["paged"])
+    planner = Planner(POLICIES["sarathi"], Limits(64, 8), KV_MANAGERS["paged"])
     outbox = Outbox("requests")
     return Desk(Leader(planner, Line(planner, outbox, max_model_len), outbox, depth, lambda: next(nonces)))
 

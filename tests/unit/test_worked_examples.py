@@ -243,8 +243,7 @@ def test_t25_orca_of_figure_7() -> None:
 
 
 def test_t25_early_vllm_of_figure_7() -> None:
-    bench = Bench("prefill-first", budget=8, seqs=4)
-    bench.worker.max_model_len = 15  # so that the budget takes one prompt, whole
+    bench = Bench("prefill-first", budget=8, seqs=4, max_model_len=15)  # so that the budget takes one prompt, whole
     bench.arrive("A", 1, 5)
     bench.arrive("B", 1, 9)
     bench.iterate()

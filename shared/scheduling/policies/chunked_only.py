@@ -1,6 +1,7 @@
 """Chunked prefills without hybrid batches: the other half of Sarathi-Serve's ablation (§5.4.2)."""
 
 from shared.scheduling.draft import Draft
+from shared.scheduling.prefills import feed_prompts
 
 
 def chunked_only(draft: Draft) -> None:
@@ -8,7 +9,7 @@ def chunked_only(draft: Draft) -> None:
     turns = (_decodes, _prefills) if draft.previous_prefilled else (_prefills, _decodes)
     for turn in turns:
         turn(draft)
-        if draft.slices or draft.preempted:
+        if draft.feeds_anybody:
             return
 
 
@@ -19,9 +20,5 @@ def _decodes(draft: Draft) -> None:
 
 
 def _prefills(draft: Draft) -> None:
-    for request in draft.running():
-        if not request.is_decoding:
-            draft.extend(request)
-    for request in draft.waiting():
-        if not draft.admit(request):
-            break
+    draft.make_way()
+    feed_prompts(draft, [request for request in draft.running() if not request.is_decoding])

@@ -1,15 +1,14 @@
 """Stall-free batching with chunked prefills (Sarathi-Serve, Algorithm 3)."""
 
 from shared.scheduling.draft import Draft
+from shared.scheduling.prefills import feed_prompts
 
 
 def sarathi(draft: Draft) -> None:
     """Feed decodes first, then unfinished prefills, then newcomers, within the token budget: no stream ever stalls."""
+    draft.make_way()
     running = draft.running()
-    decodes = [request for request in running if request.is_decoding]
-    prefills = [request for request in running if not request.is_decoding]
-    for request in (*decodes, *prefills):
-        draft.extend(request)
-    for request in draft.waiting():
-        if not draft.admit(request):
-            break
+    for request in running:
+        if request.is_decoding:
+            draft.extend(request)
+    feed_prompts(draft, [request for request in running if not request.is_decoding])

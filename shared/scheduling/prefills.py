@@ -1,0 +1,47 @@
+"""Sharing a step's tokens among prompts, so that a long one does not hold up the short ones behind it."""
+
+from collections.abc import Sequence
+
+from shared.scheduling.draft import Draft
+from shared.scheduling.limits import TokenBudget
+from shared.scheduling.request import Phase, Request
+
+
+def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
+    """Feed unfinished prefills, then admit newcomers in queue order, as far as the budget goes.
+
+    If the limits say so, prompts that miss more than the cap take together no more than the cap at first, and after
+    them the shorter ones whatever they need; what is left then goes to the long ones. So the cap bites only while
+    another prompt waits, and no token is wasted. Without it a prompt of 8,000 tokens keeps everybody behind it from a
+    first token for 16 steps of 512.
+    """
+    cap = draft.limits.long_prefill_tokens or draft.limits.step_tokens
+    share = TokenBudget(cap)
+    long_ones: list[Request] = []
+    for request in unfinished:
+        missing = draft.missing(request)
+        if missing > cap:
+            long_ones.append(request)
+        draft.extend(request, share.take(missing) if missing > cap else None)
+    long_ones += _admit(draft, share, cap)
+    for request in long_ones:
+        if request.phase is Phase.RUNNING:
+            draft.extend(request)
+        elif not draft.admit(request):
+            break
+
+
+def _admit(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:
+    """Admit in queue order and return the long ones, whether they have begun or found their share used up."""
+    long_ones: list[Request] = []
+    for request in draft.waiting():
+        missing = draft.missing(request)
+        if missing <= cap:
+            if not draft.admit(request):
+                break
+            continue
+        long_ones.append(request)
+        granted = share.take(missing)
+        if granted and not draft.admit(request, at_most=granted):
+            break
+    return long_ones

@@ -83,6 +83,15 @@ def test_tokens_whose_text_is_held_back_count_when_they_come() -> None:
     assert timing.max_gap_s == 1.0
 
 
+def test_a_chunk_with_only_the_finish_reason_needs_no_count() -> None:
+    timing = time_of(record([text(1.0, 1), text(2.0, 3), Chunk(2.5, None, has_text=False)], tokens=3))
+    assert (timing.tokens_known_by, timing.gaps) == ("usage", (Gap(0.5, 2),))
+
+
+def test_a_text_without_a_count_leaves_it_open_how_many_tokens_it_had() -> None:
+    assert time_of(record([text(1.0, 1), text(2.0), text(3.0, 5)], tokens=5)).tokens_known_by == "unknown"
+
+
 def test_without_counts_there_are_gaps_only_if_there_are_as_many_texts_as_tokens() -> None:
     chunks = [text(1.0), text(2.0), text(4.0)]
     known = time_of(record(chunks, tokens=3))

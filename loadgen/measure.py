@@ -87,13 +87,13 @@ def gaps_between(arrivals: Sequence[Arrival]) -> tuple[Gap, ...]:
 def arrivals_of(answer: Answer) -> tuple[TokenSource, list[Arrival]]:
     """Return how tokens are known and when they came. If they are not known, each text is taken for one arrival."""
     tokens = answer.usage.completion_tokens if answer.usage else 0
-    # the chunk with the finish reason alone brings no token, and some servers count nothing in it
-    telling = [chunk for chunk in answer.chunks if chunk.has_text or chunk.tokens_so_far is not None]
-    if telling and all(chunk.tokens_so_far is not None for chunk in telling):
-        counts = [chunk.tokens_so_far or 0 for chunk in telling]
-        if counts[-1] == tokens:
-            new = np.diff(np.maximum.accumulate(counts), prepend=0).tolist()
-            return "usage", _merged([Arrival(c.at_s, n) for c, n in zip(telling, new, strict=True) if n])
+    counts = [chunk.tokens_so_far for chunk in answer.chunks]
+    if counts and counts[-1] is None and not answer.chunks[-1].has_text:
+        counts[-1] = tokens  # it has the finish reason alone, which some servers send uncounted: all tokens are there
+    known = [number for number in counts if number is not None]
+    if known == counts and counts and counts[-1] == tokens:
+        new = np.diff(np.maximum.accumulate(known), prepend=0).tolist()
+        return "usage", _merged([Arrival(c.at_s, n) for c, n in zip(answer.chunks, new, strict=True) if n])
     texts = [Arrival(chunk.at_s, 1) for chunk in answer.chunks if chunk.has_text]
     silent = tokens - len(texts)  # the token that ends an answer is counted and has no text
     is_known = silent == 0 or (silent == 1 and answer.finish_reason == "stop")

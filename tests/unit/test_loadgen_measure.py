@@ -3,7 +3,7 @@ import pytest
 
 from loadgen.answer import Answer, Chunk, Failure, Usage
 from loadgen.client import Record
-from loadgen.measure import Gap, distribution, time_of, tpot_s
+from loadgen.measure import Arrival, Gap, arrivals_of, distribution, time_of, tpot_s
 from loadgen.prompts import Request
 from loadgen.summary import Run, Summary, summarise
 
@@ -86,6 +86,13 @@ def test_tokens_whose_text_is_held_back_count_when_they_come() -> None:
 def test_a_chunk_with_only_the_finish_reason_needs_no_count() -> None:
     timing = time_of(record([text(1.0, 1), text(2.0, 3), Chunk(2.5, None, has_text=False)], tokens=3))
     assert (timing.tokens_known_by, timing.gaps) == ("usage", (Gap(0.5, 2),))
+
+
+def test_a_last_token_without_text_came_with_the_finish_reason() -> None:
+    finish = Chunk(2.5, None, has_text=False)
+    timing = time_of(record([text(1.0, 1), finish], tokens=2))
+    assert (timing.tokens_known_by, timing.gaps) == ("usage", (Gap(1.5, 1),))
+    assert arrivals_of(record([finish], tokens=1).answer) == ("usage", [Arrival(2.5, 1)])
 
 
 def test_a_text_without_a_count_leaves_it_open_how_many_tokens_it_had() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shared.ids import EntryId, GatewayId, RequestId
+from shared.paging.block_hash import TokenPrefix
 from shared.protocol.messages import SubmitRequest
 
 
@@ -14,9 +15,11 @@ class Known:
     submit: SubmitRequest
     arrival: EntryId
     entry: EntryId | None
+    prefix: TokenPrefix | None
+    """Its tokens as far as results have told them, for the prefix cache; None if it shares nothing."""
     noticed: int
-    is_settled: bool = False
     """Position in the order in which this leader learnt of requests."""
+    is_settled: bool = False
 
 
 class KnownRequests:
@@ -36,10 +39,12 @@ class KnownRequests:
         """Return a held request, if it is held."""
         return self._known.get(request)
 
-    def add(self, submit: SubmitRequest, arrival: EntryId, entry: EntryId | None) -> None:
+    def add(
+        self, submit: SubmitRequest, arrival: EntryId, entry: EntryId | None, prefix: TokenPrefix | None = None
+    ) -> None:
         """Hold a request from now on."""
         self.noticed += 1
-        self._known[submit.request] = Known(submit, arrival, entry, self.noticed)
+        self._known[submit.request] = Known(submit, arrival, entry, prefix, self.noticed)
 
     def message(self, request: RequestId) -> tuple[SubmitRequest, EntryId]:
         """Return message and arrival of a held request. Raises KeyError for any other."""
@@ -53,6 +58,12 @@ class KnownRequests:
             return ()
         entry, known.entry, known.is_settled = known.entry, None, True
         return (entry,)
+
+    def append(self, request: RequestId, attempt: int, token_ids: tuple[int, ...]) -> None:
+        """Note what a result says was generated."""
+        known = self._known.get(request)
+        if known is not None and known.prefix is not None and known.submit.attempt == attempt:
+            known.prefix.append(token_ids)
 
     def was_read(self, submit: SubmitRequest) -> None:
         """Note that the submission of a request that a worker remembered has been read, and settled."""

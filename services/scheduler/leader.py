@@ -13,6 +13,7 @@ from services.scheduler.outbox import Outbox
 from services.scheduler.report import NO_WORKER_S
 from services.scheduler.wire import outcomes_of, plan_of
 from shared.ids import EntryId, WorkerId
+from shared.paging.block_hash import BlockHash
 from shared.paging.pool import BlockPool
 from shared.protocol import names
 from shared.protocol.messages import (
@@ -109,7 +110,7 @@ class Leader:
 
     def _take_over(self, command: Command, state: WorkerState, now_s: float) -> None:
         command.claimed(state.epoch, now_s)
-        pool = BlockPool(state.size.blocks, state.size.block_tokens)
+        pool = _pool_of(state)
         view = WorkerView(state.worker, pool, state.size.max_model_len)
         self.planner.add_worker(view)
         for resident in state.residents:
@@ -127,6 +128,7 @@ class Leader:
         command.answered(now_s)
         for row in result.rows:
             self.outbox.settle(self.line.known.settled(row.request, row.attempt))
+            self.line.known.append(row.request, row.attempt, row.token_ids)  # before the blocks are named by it
         ended = self.planner.settle(command.worker, outcomes_of(result))
         self.line.finish(ended)
         log.debug("result", worker=command.worker, epoch=result.epoch, step=result.step, ended=list(ended))
@@ -206,6 +208,15 @@ class Leader:
             command.is_idle = False
 
 
+def _pool_of(state: WorkerState) -> BlockPool:
+    """Return a worker's blocks with the names that it knows; who holds which is adopted next."""
+    pool = BlockPool(state.size.blocks, state.size.block_tokens, state.hash_key)
+    for named in state.named:
+        if 0 <= named.block < pool.blocks:
+            pool.name(named.block, pool.stamp(named.block), BlockHash(named.content))
+    return pool
+
+
 def _log_plan(worker: WorkerId, plan: StepPlan) -> None:
     if not log.is_enabled_for(logging.DEBUG):
         return
@@ -215,7 +226,7 @@ def _log_plan(worker: WorkerId, plan: StepPlan) -> None:
         epoch=plan.epoch,
         step=plan.step,
         slices=[(slice_.request, slice_.start, slice_.count) for slice_ in plan.slices],
-        new=[new.submit.request for new in plan.new],
+        new=[(new.submit.request, new.start) for new in plan.new],
         preempted=list(plan.preempted),
         released=list(plan.released),
     )

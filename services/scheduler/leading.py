@@ -29,6 +29,7 @@ from shared.protocol.messages import (
 from shared.runtime.clock import Clock, until_next
 from shared.runtime.settings import SchedulerSettings
 from shared.scheduling.limits import Limits
+from shared.scheduling.orders import ORDERS
 from shared.scheduling.planner import Planner
 from shared.scheduling.policies import POLICIES
 
@@ -68,6 +69,17 @@ class Outages:
         self.over_at_s = now_s + EXPIRY_S
 
 
+def planner_of(settings: SchedulerSettings) -> Planner:
+    """Return a planner as the settings say."""
+    limits = Limits(
+        settings.max_num_batched_tokens,
+        settings.sequences,
+        long_prefill_tokens=settings.long_prefill_cap,
+        tile_tokens=settings.tile_tokens,
+    )
+    return Planner(POLICIES[settings.policy], limits, KV_MANAGERS[settings.kv_manager], ORDERS[settings.queue]())
+
+
 class Leading:
     """The shell around a `Leader`: one task reads, this one applies, plans, publishes and keeps the lease."""
 
@@ -75,10 +87,9 @@ class Leading:
         self._bus, self._lease, self._clock, self._outages = bus, lease, clock, outages
         self._model = settings.model_name
         self._requests = names.requests(self._model)
-        limits = Limits(settings.max_num_batched_tokens, settings.sequences)
-        planner = Planner(POLICIES[settings.policy], limits, KV_MANAGERS[settings.kv_manager])
+        planner = planner_of(settings)
         outbox = Outbox(self._requests)
-        line = Line(planner, outbox, settings.max_model_len)
+        line = Line(planner, outbox, settings.max_model_len, settings.prefix_cache == "on")
         self._leader = Leader(planner, line, outbox, settings.plan_depth, lambda: secrets.token_hex(8))
         self._reading = Reading(bus)
         self._read_to = START

@@ -10,6 +10,7 @@ from services.scheduler.outbox import Outbox
 from services.scheduler.report import no_worker, report_of, too_long
 from services.scheduler.wire import request_of, request_of_resident
 from shared.ids import EntryId, GatewayId, RequestId
+from shared.paging.block_hash import TokenPrefix
 from shared.protocol import names
 from shared.protocol.messages import CancelRequest, Held, HeldRequest, Resident, SubmitRequest
 from shared.scheduling.planner import Planner
@@ -29,6 +30,8 @@ class Line:
     outbox: Outbox
     max_model_len: int | None
     """The longest sequence that is served, whatever the workers could hold."""
+    shares_prefixes: bool = True
+    """Whether requests may begin with blocks that others have computed."""
     known: KnownRequests = field(default_factory=KnownRequests)
     length_served: int = 0
     """Stays as it was while there is no worker; 0 before the first."""
@@ -48,8 +51,9 @@ class Line:
             self.outbox.settle([entry])
             return
         arrival = submit.arrival or entry
-        self.known.add(submit, arrival, entry)
-        self.planner.submit(request_of(submit, arrival))
+        prefix = self._prefix(submit, submit.output_ids)
+        self.known.add(submit, arrival, entry, prefix)
+        self.planner.submit(request_of(submit, arrival, prefix))
         log.debug("submitted", request=submit.request, attempt=submit.attempt)
 
     def read_cancellation(self, entry: EntryId, cancel: CancelRequest) -> WorkerView | None:
@@ -83,13 +87,14 @@ class Line:
                 view.to_release.append(request)
                 return
             self.end(request)
+        prefix = self._prefix(resident.submit, resident.output_ids)
         try:
-            self.planner.adopt(view, request_of_resident(resident))
+            self.planner.adopt(view, request_of_resident(resident, prefix))
         except ValueError as error:
             log.warning("resident_not_adopted", worker=view.id, request=request, error=str(error))
             view.to_release.append(request)
             return
-        self.known.add(resident.submit, resident.arrival, None)
+        self.known.add(resident.submit, resident.arrival, None, prefix)
 
     def measure(self) -> None:
         """Note the length served by the workers there are, and refuse who is longer; without a worker it stays."""
@@ -153,6 +158,9 @@ class Line:
         for gateway in map(GatewayId, gateways):
             rows = tuple(HeldRequest(k.submit.request, k.submit.attempt) for k in held.get(gateway, ()))
             self.outbox.say(names.tokens(gateway), Held(read_to, rows, report))
+
+    def _prefix(self, submit: SubmitRequest, output_ids: tuple[int, ...]) -> TokenPrefix | None:
+        return TokenPrefix((*submit.prompt_ids, *output_ids), submit.cache_salt) if self.shares_prefixes else None
 
     def _is_old_news(self, submit: SubmitRequest) -> bool:
         if self._ended.pop(submit.request, -1) >= submit.attempt:

@@ -3,6 +3,7 @@
 from shared.protocol.messages import PoolReport, RequestRefused, SubmitRequest
 from shared.scheduling.request import Phase
 from shared.scheduling.state import State
+from shared.scheduling.waste import kv_use
 
 NO_WORKER_S = 60.0
 """How long a request waits while there is no worker at all."""
@@ -11,6 +12,7 @@ NO_WORKER_S = 60.0
 def report_of(state: State, length_served: int) -> PoolReport:
     """Return the pool's figures. Who has run his last step and is not yet heard of counts as running."""
     pools = [worker.pool for worker in state.workers.values()]
+    use = [kv_use(worker) for worker in state.workers.values()]
     return PoolReport(
         workers=len(pools),
         length_served=length_served,
@@ -19,6 +21,11 @@ def report_of(state: State, length_served: int) -> PoolReport:
         blocks_used=sum(pool.used for pool in pools),
         blocks_total=sum(pool.blocks for pool in pools),
         preemptions=state.preemptions,
+        blocks_cached=sum(pool.cached for pool in pools),
+        kv_tokens_filled=sum(of_worker.filled for of_worker in use),
+        kv_tokens_reserved=sum(of_worker.reserved for of_worker in use),
+        prefix_queries=state.prefix_queries,
+        prefix_hits=state.prefix_hits,
     )
 
 

@@ -1,14 +1,15 @@
 """Between the core's words and the messages."""
 
 from shared.ids import EntryId, RequestId, entry_key
+from shared.paging.block_hash import Prefix
 from shared.protocol.messages import NewRequest, Resident, Slice, StepPlan, StepResult, SubmitRequest
 from shared.scheduling.planner import Outcome
 from shared.scheduling.request import Request
 from shared.scheduling.step import Step
 
 
-def request_of(submit: SubmitRequest, arrival: EntryId) -> Request:
-    """Return a submission as the planner sees it."""
+def request_of(submit: SubmitRequest, arrival: EntryId, prefix: Prefix | None = None) -> Request:
+    """Return a submission as the planner sees it; without ``prefix`` nothing of it is ever shared."""
     return Request(
         submit.request,
         submit.attempt,
@@ -16,12 +17,15 @@ def request_of(submit: SubmitRequest, arrival: EntryId) -> Request:
         prompt_tokens=len(submit.prompt_ids),
         max_tokens=submit.max_tokens,
         output_tokens=len(submit.output_ids),
+        priority=submit.priority,
+        tenant=submit.tenant,
+        prefix=prefix,
     )
 
 
-def request_of_resident(resident: Resident) -> Request:
+def request_of_resident(resident: Resident, prefix: Prefix | None = None) -> Request:
     """Return a request that a worker remembers, with its table, as the planner sees it."""
-    request = request_of(resident.submit, resident.arrival)
+    request = request_of(resident.submit, resident.arrival, prefix)
     request.output_tokens = len(resident.output_ids)
     request.computed = resident.computed
     request.blocks = list(resident.table)
@@ -36,11 +40,19 @@ def plan_of(
     for admission in step.admitted:
         if admission.is_new:
             submit, arrival = submissions[admission.request]
-            new.append(NewRequest(submit, arrival, 0, admission.blocks))
+            new.append(NewRequest(submit, arrival, admission.start, admission.blocks))
     slices = tuple(Slice(s.request, s.start, s.count, s.new_blocks) for s in step.slices)
     return StepPlan(epoch, number, tuple(new), slices, step.preempted, step.released)
 
 
 def outcomes_of(result: StepResult) -> list[Outcome]:
     """Return what the slices of a step came to, for the planner."""
-    return [Outcome(row.request, row.attempt, ended=row.finish is not None) for row in result.rows]
+    return [
+        Outcome(
+            row.request,
+            row.attempt,
+            ended=row.finish is not None,
+            computed=not row.skipped and row.finish != "error",
+        )
+        for row in result.rows
+    ]

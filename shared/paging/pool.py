@@ -25,6 +25,8 @@ class BlockPool:
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
         self._holders = [0] * blocks
         self._stamps = [0] * blocks
+        self.extra_holders = 0
+        """References beyond the first, over all blocks: how many blocks sharing saves."""
         self._named: dict[BlockHash, BlockId] = {}
         self._names: dict[BlockId, BlockHash] = {}
 
@@ -78,6 +80,7 @@ class BlockPool:
         """Take one more reference on blocks that `found` returned."""
         for block in blocks:
             self._cached.pop(block, None)
+            self.extra_holders += self._holders[block] > 0
             self._holders[block] += 1
 
     def release(self, table: Sequence[BlockId]) -> None:
@@ -90,6 +93,7 @@ class BlockPool:
                 raise ValueError(f"block {block} is not held")
         for block in reversed(table):
             self._holders[block] -= 1
+            self.extra_holders -= self._holders[block] > 0
             if not self._holders[block] and block in self._names:
                 self._cached[block] = None
         for block in table:  # the blank ones are a stack: the tail must come last

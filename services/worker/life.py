@@ -160,7 +160,8 @@ class Life:
 
     async def _claimed(self, entry: Entry, claim: ClaimWorker) -> None:
         state = self._ledger.claim(claim.nonce)
-        log.info("worker_claimed", worker=self._part.id, epoch=state.epoch, residents=len(state.residents))
+        told = {"residents": len(state.residents), "named_blocks": len(state.named)}
+        log.info("worker_claimed", worker=self._part.id, epoch=state.epoch, **told)
         await self._answer(entry, state)
 
     async def _planned(self, entry: Entry, plan: StepPlan) -> Literal["answered", "step_failed"]:

@@ -1,19 +1,14 @@
 """A plan applied to copies of what it touches, so that a plan that contradicts the ledger leaves no trace."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
+from services.worker.blocks import Blocks, BlocksDraft, Contradiction
 from services.worker.executor import Batch, Draw, Row
 from shared.ids import BlockId, EntryId, RequestId
+from shared.paging.block_hash import BlockHash, HashChain
 from shared.protocol.messages import Finish, NewRequest, Slice, StepPlan, SubmitRequest, WorkerSize
-
-
-class Contradiction(Exception):
-    """A plan names something that cannot be so: a bug of its writer, or not meant for this worker.
-
-    It never leaves the ledger: there it becomes a refusal with this text.
-    """
 
 
 @dataclass(slots=True)
@@ -23,10 +18,28 @@ class Held:
     submit: SubmitRequest
     arrival: EntryId
     output_ids: list[int]
-    computed: int
-    table: list[BlockId]
+    chain: HashChain
+    """Names of its full blocks. Depends on its tokens alone, so copies share it."""
+    computed: int = 0
+    table: list[BlockId] = field(default_factory=list)
     finish: Finish | None = None
     usable: bool = True
+    cached_tokens: int = 0
+    """Tokens of the prompt that it found computed when it was admitted first."""
+
+    def copy(self) -> "Held":
+        """Return a copy whose table is its own."""
+        return Held(
+            self.submit,
+            self.arrival,
+            self.output_ids,
+            self.chain,
+            self.computed,
+            self.table.copy(),
+            self.finish,
+            self.usable,
+            self.cached_tokens,
+        )
 
     @property
     def known(self) -> int:
@@ -40,15 +53,22 @@ class Held:
         output = self.output_ids[max(start - of_prompt, 0) : max(end - of_prompt, 0)]
         return (*prompt, *output)
 
-    def drop_table(self) -> None:
-        """Forget where keys and values lie: others may be given these blocks."""
-        self.table = []
-        self.computed = 0
+    def names(self, first: int, end: int, block_tokens: int) -> Sequence[BlockHash]:
+        """Return the names of its full blocks ``first`` to ``end``; each block is hashed once."""
+        if self.chain.tokens < end * block_tokens:
+            self.chain.extend(self.token_ids(self.chain.tokens, end * block_tokens))
+        return self.chain.hashes[first:end]
 
-    def end(self, finish: Finish) -> None:
-        """Remember that and why the request ended; a plan will release it."""
+    def drop_table(self) -> list[BlockId]:
+        """Forget where keys and values lie, and return where they lay: others may be given these blocks."""
+        dropped, self.table = self.table, []
+        self.computed = 0
+        return dropped
+
+    def end(self, finish: Finish) -> list[BlockId]:
+        """Remember that and why the request ended, and return its table; a plan will release it."""
         self.finish = finish
-        self.drop_table()
+        return self.drop_table()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +77,31 @@ class Fed:
 
     request: RequestId
     state: Literal["draws", "fed", "ended", "unusable"]
+    first_filled: int = 0
+    """Place in its table of the first of the blocks that it fills up."""
+    filled: tuple[BlockId, ...] = ()
 
 
 class Draft:
-    """One plan, checked and applied in the order released, preempted, new, slices."""
+    """One plan, checked and applied in the order released, preempted, new, slices. `enter` what it does to blocks."""
 
-    def __init__(self, held: dict[RequestId, Held], size: WorkerSize, vocabulary: int) -> None:
+    def __init__(self, held: dict[RequestId, Held], blocks: Blocks, size: WorkerSize, vocabulary: int) -> None:
         self._held = dict(held)
+        self._new_chain = blocks.chain
+        self._blocks = BlocksDraft(blocks)
         self._size = size
         self._vocabulary = vocabulary
         self._rows: list[Row] = []
         self._fed: list[Fed] = []
-        self._written: set[tuple[BlockId, int]] = set()
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the plan. Raises Contradiction, after which the draft is of no use."""
         for request in plan.released:
-            self._held.pop(request, None)  # what is not there has been released already
+            released = self._held.pop(request, None)
+            if released is not None:  # else it has been released already
+                self._blocks.leave(released.table)
         for request in plan.preempted:
-            self._touch(request).drop_table()
+            self._blocks.leave(self._touch(request).drop_table())
         for new in plan.new:
             self._admit(new)
         for slice_ in plan.slices:
@@ -83,8 +109,9 @@ class Draft:
         if len({fed.request for fed in self._fed}) != len(self._fed):
             raise Contradiction("two slices for one request")
 
-    def held(self) -> dict[RequestId, Held]:
-        """Return what is remembered once the plan is entered."""
+    def enter(self) -> dict[RequestId, Held]:
+        """Make what the plan does to blocks so, and return what is remembered of requests from now on."""
+        self._blocks.enter()
         return self._held
 
     def batch(self) -> Batch:
@@ -99,43 +126,65 @@ class Draft:
         held = self._held.get(request)
         if held is None:
             raise Contradiction(f"request {request} is not known here")
-        copy = replace(held, table=list(held.table))
+        copy = held.copy()
         self._held[request] = copy
         return copy
 
     def _admit(self, new: NewRequest) -> None:
         submit = new.submit
         known = self._held.get(submit.request)
-        if known is not None and known.submit.attempt >= submit.attempt:
-            raise Contradiction(f"request {submit.request} is known already at attempt {known.submit.attempt}")
+        if known is not None:
+            if known.submit.attempt >= submit.attempt:
+                raise Contradiction(f"request {submit.request} is known already at attempt {known.submit.attempt}")
+            self._blocks.leave(known.table)
         ids = (*submit.prompt_ids, *submit.output_ids)
-        if not 0 <= new.start < len(ids) <= self._size.max_model_len:
-            raise Contradiction(f"request {submit.request} starts at {new.start} of {len(ids)} tokens")
-        if new.start > len(new.blocks) * self._size.block_tokens:
-            raise Contradiction(f"request {submit.request} starts at {new.start}, beyond its blocks")
-        self._check_blocks(submit.request, new.blocks)
-        usable = min(ids) >= 0 and max(ids) < self._vocabulary
-        self._held[submit.request] = Held(
-            submit, new.arrival, list(submit.output_ids), new.start, list(new.blocks), usable=usable
-        )
+        if len(ids) > self._size.max_model_len:
+            raise Contradiction(f"request {submit.request} has {len(ids)} tokens")
+        held = Held(submit, new.arrival, list(submit.output_ids), self._new_chain(submit.cache_salt))
+        held.usable = min(ids, default=0) >= 0 and max(ids, default=0) < self._vocabulary
+        held.cached_tokens = min(new.start, len(submit.prompt_ids))
+        self._begin_table(held, new.start, new.blocks)
+        self._held[submit.request] = held
+
+    def _begin_table(self, held: Held, start: int, blocks: Sequence[BlockId]) -> None:
+        """Give a request its first blocks; ``start`` tokens must be in them already, computed for whomever."""
+        request = held.submit.request
+        full, rest = divmod(start, self._size.block_tokens)
+        if rest or not 0 <= start < held.known:
+            raise Contradiction(f"request {request} starts at {start} of {held.known} tokens")
+        if full > len(blocks):
+            raise Contradiction(f"request {request} starts at {start}, beyond its blocks")
+        if full:
+            self._blocks.share(request, blocks[:full], held.names(0, full, self._size.block_tokens))
+        self._blocks.hand_out(request, blocks[full:])
+        self._blocks.join(blocks)
+        held.table = list(blocks)
+        held.computed = start
 
     def _feed(self, slice_: Slice) -> None:
         held = self._touch(slice_.request)
-        if held.finish is not None:
-            self._fed.append(Fed(slice_.request, "ended"))
+        if held.finish is not None or not held.usable:
+            self._blocks.hand_out(slice_.request, slice_.new_blocks)  # nothing is written: but the leader forgets them
+            self._fed.append(Fed(slice_.request, "unusable" if held.finish is None else "ended"))
             return
-        if not held.usable:
-            self._fed.append(Fed(slice_.request, "unusable"))
-            return
-        self._check_blocks(slice_.request, slice_.new_blocks)
-        held.table.extend(slice_.new_blocks)
+        if slice_.new_blocks:
+            self._grow_table(held, slice_)
         self._check_slice(held, slice_)
         end = slice_.start + slice_.count
         draw = Draw(held.submit.sampling, end) if end == held.known else None
         ids = held.token_ids(slice_.start, end)
         self._rows.append(Row(slice_.request, slice_.start, ids, tuple(held.table), draw))
-        self._fed.append(Fed(slice_.request, "draws" if draw else "fed"))
+        first, full = slice_.start // self._size.block_tokens, end // self._size.block_tokens
+        self._fed.append(Fed(slice_.request, "draws" if draw else "fed", first, tuple(held.table[first:full])))
         held.computed = end
+
+    def _grow_table(self, held: Held, slice_: Slice) -> None:
+        if slice_.start and not held.table:  # it was preempted, and part of what it had is still there
+            self._begin_table(held, slice_.start, slice_.new_blocks)
+            return
+        self._blocks.hand_out(slice_.request, slice_.new_blocks)
+        self._blocks.join(slice_.new_blocks)
+        held.table.extend(slice_.new_blocks)
 
     def _check_slice(self, held: Held, slice_: Slice) -> None:
         where = f"request {slice_.request}: slice of {slice_.count} from {slice_.start}"
@@ -144,14 +193,8 @@ class Draft:
             raise Contradiction(f"{where} does not continue at {held.computed}")
         if end > held.known:
             raise Contradiction(f"{where} goes beyond the {held.known} tokens known")
-        if end > len(held.table) * self._size.block_tokens:
+        block_tokens = self._size.block_tokens
+        if end > len(held.table) * block_tokens:
             raise Contradiction(f"{where} does not fit into a table of {len(held.table)} blocks")
-        for position in range(slice_.start, end):
-            slot = (held.table[position // self._size.block_tokens], position % self._size.block_tokens)
-            if slot in self._written:
-                raise Contradiction(f"{where} writes where another slice of this plan writes")
-            self._written.add(slot)
-
-    def _check_blocks(self, request: RequestId, blocks: Sequence[BlockId]) -> None:
-        if any(not 0 <= block < self._size.blocks for block in blocks):
-            raise Contradiction(f"request {request}: a block beyond the {self._size.blocks} there are")
+        for index in range(slice_.start // block_tokens, (end - 1) // block_tokens + 1):
+            self._blocks.check_writable(slice_.request, held.table[index])

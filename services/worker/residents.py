@@ -6,8 +6,9 @@ Pure: no clock, no I/O, no tensor. A plan is taken whole or not at all.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.worker.blocks import Blocks, Contradiction
 from services.worker.executor import Batch, DrawFailed, Outcome
-from services.worker.plan_draft import Contradiction, Draft, Fed, Held
+from services.worker.plan_draft import Draft, Fed, Held
 from shared.ids import GatewayId, RequestId, WorkerId
 from shared.protocol.messages import (
     Finish,
@@ -68,12 +69,16 @@ class Settled:
 
 
 class Ledger:
-    """Every request from the plan that brings it until a plan releases it, and the worker's own epoch."""
+    """Every request from the plan that brings it until a plan releases it, and the worker's own epoch.
 
-    def __init__(self, worker: WorkerId, size: WorkerSize, model: Model) -> None:
+    ``hash_key`` names the contents of blocks: another for each ledger, for a new one knows nothing of the pool.
+    """
+
+    def __init__(self, worker: WorkerId, size: WorkerSize, model: Model, hash_key: bytes) -> None:
         self._worker = worker
         self._size = size
         self._model = model
+        self._blocks = Blocks(hash_key, size)
         self._held: dict[RequestId, Held] = {}
         self._epoch = 0
         self._step = 0
@@ -91,7 +96,8 @@ class Ledger:
             self._step = 0
             self._refusing = False
         residents = tuple(_resident(held) for held in self._held.values())
-        return WorkerState(self._worker, self._epoch, nonce, self._size, residents)
+        told = self._blocks
+        return WorkerState(self._worker, self._epoch, nonce, self._size, residents, told.hash_key, told.named())
 
     def accept(self, plan: StepPlan) -> Accepted | Repeated | Refused:
         """Enter a plan if it is the next one of the present epoch and agrees with what is remembered."""
@@ -99,21 +105,26 @@ class Ledger:
             return Repeated(plan.epoch, plan.step)
         if self._refusing or plan.epoch != self._epoch or plan.step != self._step + 1:
             return self._refuse(plan, "not the next plan of a claimed epoch")
-        draft = Draft(self._held, self._size, self._model.vocabulary)
+        draft = Draft(self._held, self._blocks, self._size, self._model.vocabulary)
         try:
             draft.apply(plan)
         except Contradiction as contradiction:
             return self._refuse(plan, str(contradiction))
-        self._held = draft.held()
+        self._held = draft.enter()
         self._step = plan.step
         return Accepted(plan.epoch, plan.step, draft.batch(), draft.fed())
 
     def settle(self, accepted: Accepted, outcomes: Sequence[Outcome]) -> Settled:
-        """Enter what a step drew: an end-of-turn token or the length cap ends a request in that very step."""
+        """Enter what a step drew: an end-of-turn token or the length cap ends a request in that very step.
+
+        The blocks that it filled up have a name from now on: before their request ends, for that drops its table.
+        """
         drawn = iter(outcomes)
         settled = Settled([], {}, {})
         for fed in accepted.fed:
             held = self._held[fed.request]
+            if fed.filled:
+                self._name(held, fed)
             match fed.state:
                 case "ended":
                     settled.rows.append(ResultRow(fed.request, held.submit.attempt, skipped=True))
@@ -129,6 +140,11 @@ class Ledger:
         """Return what each gateway concerned is told of a step."""
         return {gateway: TokenBatch(self._worker, tuple(rows)) for gateway, rows in settled.tokens.items()}
 
+    def _name(self, held: Held, fed: Fed) -> None:
+        end = fed.first_filled + len(fed.filled)
+        names = held.names(fed.first_filled, end, self._size.block_tokens)
+        self._blocks.names.update(zip(fed.filled, names, strict=True))
+
     def _enter(self, held: Held, outcome: Outcome, settled: Settled) -> None:
         """Enter one outcome: the token belongs to the request, its gateway and the leader hear of it."""
         request, attempt = held.submit.request, held.submit.attempt
@@ -138,10 +154,10 @@ class Ledger:
             settled.failed[request] = outcome.why
         else:
             new = (outcome,)
-        row = TokenRow(request, attempt, len(held.output_ids), new, finish)
+        row = TokenRow(request, attempt, len(held.output_ids), new, finish, held.cached_tokens)
         held.output_ids.extend(new)
         if finish is not None:
-            held.end(finish)
+            self._blocks.leave(held.end(finish))
         settled.rows.append(ResultRow(request, attempt, new, finish))
         settled.tokens.setdefault(held.submit.gateway, []).append(row)
 

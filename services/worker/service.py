@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import hashlib
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,8 @@ from shared.runtime.part import Identity, registration, wait_for_bus
 from shared.runtime.settings import WorkerSettings
 
 log = structlog.get_logger()
+
+_HASH_KEY_BYTES = 32
 
 Load = Callable[[WorkerSettings, Progress], Loaded]
 
@@ -124,7 +127,8 @@ async def _live(workplace: Workplace, loaded: Loaded, model: str, stopping: asyn
     while not stopping.is_set():
         worker = WorkerId(identity.next_life())
         part = Part(worker, names.members("worker", model), (names.plans(worker), names.results(worker)), tokenizer)
-        life = Life(workplace, part, Ledger(worker, loaded.executor.size, what_it_is))
+        ledger = Ledger(worker, loaded.executor.size, what_it_is, secrets.token_bytes(_HASH_KEY_BYTES))
+        life = Life(workplace, part, ledger)
         size = loaded.executor.size
         log.info("worker_ready", worker=worker, blocks=size.blocks, dtype=loaded.dtype)
         ended = await _one_life(life, worker, value, stopping)

@@ -35,7 +35,7 @@ class Pilot:
 
     def __init__(self, executor: Executor, eos_ids: Sequence[int], *, chunk: int = 512) -> None:
         self._executor = executor
-        self._ledger = Ledger(WorkerId("pilot"), executor.size, Model(frozenset(eos_ids), executor.vocabulary))
+        self._ledger = Ledger(WorkerId("pilot"), executor.size, Model(frozenset(eos_ids), executor.vocabulary), b"pilot")
         self._ledger.claim("pilot")
         self._chunk = chunk
         # last blocks first, every second one: tables are never contiguous

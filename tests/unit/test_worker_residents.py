@@ -2,54 +2,11 @@
 
 import pytest
 
-from services.worker.executor import DrawFailed, Outcome
-from services.worker.residents import Accepted, Ledger, Model, Refused, Repeated
-from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
-from shared.protocol.messages import (
-    NewRequest,
-    PlanRefused,
-    ResultRow,
-    Sampling,
-    Slice,
-    StepPlan,
-    SubmitRequest,
-    TokenBatch,
-    TokenRow,
-    WorkerSize,
-)
-
-EOS = 99
-WORKER = WorkerId("worker-x.1")
-
-
-def ledger(*, blocks: int = 8, max_model_len: int = 64) -> Ledger:
-    return Ledger(WORKER, WorkerSize(blocks, 4, max_model_len), Model(frozenset({EOS}), vocabulary=100))
-
-
-def claimed(**size: int) -> Ledger:
-    made = ledger(**size)
-    made.claim("nonce")
-    return made
-
-
-def submit(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **fields: object) -> SubmitRequest:
-    given = {"attempt": 0, "gateway": GatewayId("g"), "max_tokens": 10, **fields}
-    return SubmitRequest(RequestId(name), prompt_ids=prompt, **given)  # type: ignore[arg-type] # fields by name
-
-
-def new(request: SubmitRequest, *blocks: int, start: int = 0) -> NewRequest:
-    return NewRequest(request, EntryId("1-1"), start, tuple(BlockId(block) for block in blocks))
-
-
-def piece(name: str, start: int, count: int, *blocks: int) -> Slice:
-    return Slice(RequestId(name), start, count, tuple(BlockId(block) for block in blocks))
-
-
-def run(on: Ledger, plan: StepPlan, *outcomes: Outcome) -> tuple[Accepted, tuple[ResultRow, ...], list[TokenBatch]]:
-    accepted = on.accept(plan)
-    assert isinstance(accepted, Accepted), accepted
-    settled = on.settle(accepted, outcomes)
-    return accepted, tuple(settled.rows), list(on.token_batches(settled).values())
+from services.worker.executor import DrawFailed
+from services.worker.residents import Accepted, Refused, Repeated
+from shared.ids import GatewayId, RequestId
+from shared.protocol.messages import PlanRefused, ResultRow, Sampling, StepPlan, TokenBatch, TokenRow
+from tests.unit.worker_plans import EOS, WORKER, claimed, ledger, new, piece, run, submit
 
 
 def test_nothing_is_executed_before_the_first_claim() -> None:

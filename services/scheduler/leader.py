@@ -226,7 +226,8 @@ def _log_plan(worker: WorkerId, plan: StepPlan) -> None:
         epoch=plan.epoch,
         step=plan.step,
         slices=[(slice_.request, slice_.start, slice_.count) for slice_ in plan.slices],
-        new=[(new.submit.request, new.start) for new in plan.new],
+        new=[new.submit.request for new in plan.new],
+        found={new.submit.request: new.start for new in plan.new if new.start},
         preempted=list(plan.preempted),
         released=list(plan.released),
     )

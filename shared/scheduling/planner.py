@@ -35,7 +35,7 @@ class Planner:
         self.policy = policy
         self.limits = limits
         self.kv = kv
-        self.state = State(order or ORDERS["fcfs"]())
+        self.state = State(ORDERS["fcfs"]() if order is None else order)  # an empty line is false
         self.limits_of_a_step = limits
         """As the policy needs them for the workers there are."""
 

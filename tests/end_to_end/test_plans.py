@@ -113,3 +113,52 @@ def test_a_cancelled_request_is_in_no_plan_made_after_it(short_folder: Path) -> 
     told = next_plan(events, lambda e: e["event"] == "cancelled" and e["request"] == a)
     assert a in told["released"]
     assert max(steps_of(a, events)) < told["step"]
+
+
+async def an_urgent_one_finds_both_places_taken(client: TokenClient) -> list[str]:
+    """A and B run, neither of them urgent, and C waits behind them; then U comes, who is."""
+    a, b, c = await client.submit(*(Wanted((65 + i,) * 4, 30, priority=5) for i in range(3)))
+    await client.first_token(b)
+    (u,) = await client.submit(Wanted((70,) * 4, 3, priority=0))
+    for name in (a, b, c, u):
+        await client.answer(name)
+    return [a, b, c, u]
+
+
+@pytest.mark.timeout(90)
+def test_t18_under_priority_an_urgent_request_takes_the_place_of_the_least_urgent_that_runs(short_folder: Path) -> None:
+    flags = ("--queue", "priority", "--max-num-seqs", "2", *STEP)
+    (a, b, c, u), events = run(short_folder, an_urgent_one_finds_both_places_taken, *flags)
+    joined = next_plan(events, lambda e: e["event"] == "submitted" and e["request"] == u)
+    assert (joined["new"], joined["preempted"]) == ([u], [b])
+    assert max(steps_of(u, events)) < min(steps_of(c, events)), "and who waited is not let in before"
+    assert len(steps_of(u, events)) == 3
+    assert len(steps_of(a, events)) == 30, "the first goes on"
+
+
+@pytest.mark.timeout(90)
+def test_without_the_priority_queue_the_urgent_one_waits_for_its_turn(short_folder: Path) -> None:
+    flags = ("--max-num-seqs", "2", *STEP)
+    (_, _, c, u), events = run(short_folder, an_urgent_one_finds_both_places_taken, *flags)
+    assert min(steps_of(c, events)) <= min(steps_of(u, events))
+    assert not any(event["preempted"] for event in events if event["event"] == "plan")
+
+
+async def one_tenant_floods(client: TokenClient) -> list[str]:
+    """A tenant submits six requests at once, another one right behind them."""
+    names = await client.submit(
+        *(Wanted((65 + i,) * 4, 4, tenant="many") for i in range(6)), Wanted((75,) * 4, 4, tenant="one")
+    )
+    for name in names:
+        await client.answer(name)
+    return names
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("queue", "behind"), [("fair", 1), ("fcfs", 6)])
+def test_under_fair_a_tenant_does_not_wait_for_all_that_another_has_sent(
+    queue: str, behind: int, short_folder: Path
+) -> None:
+    names, events = run(short_folder, one_tenant_floods, "--queue", queue, "--max-num-seqs", "1", *STEP)
+    starts = sorted(names, key=lambda name: min(steps_of(name, events)))
+    assert starts.index(names[6]) == behind

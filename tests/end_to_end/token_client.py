@@ -36,6 +36,8 @@ class Wanted:
     max_tokens: int
     sampling: Sampling = GREEDY
     ignore_eos: bool = True
+    priority: int = 0
+    tenant: str = ""
 
 
 class TokenClient:
@@ -53,7 +55,17 @@ class TokenClient:
         named = {RequestId(f"test-{secrets.token_hex(6)}"): one for one in wanted}
         self._courses.update((name, Course()) for name in named)
         messages = [
-            SubmitRequest(name, 1, self.id, one.prompt, one.max_tokens, one.sampling, ignore_eos=one.ignore_eos)
+            SubmitRequest(
+                name,
+                1,
+                self.id,
+                one.prompt,
+                one.max_tokens,
+                one.sampling,
+                ignore_eos=one.ignore_eos,
+                priority=one.priority,
+                tenant=one.tenant,
+            )
             for name, one in named.items()
         ]
         assert await self._bus.enqueue(names.requests(self._model), list(map(encode, messages)), bound=None)

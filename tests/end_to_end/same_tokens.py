@@ -2,11 +2,14 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from shared.scheduling.policies import POLICIES
 from tests.end_to_end.token_client import Wanted, token_client
 from tests.equivalence.oracle import assert_equal_or_tie, reference_tokens
 from tests.integration.processes import slipstream_up, variable_of
@@ -25,14 +28,14 @@ class Course:
 
     name: str
     flags: tuple[str, ...]
-    preempts: bool = False
-    """Paged, in a pool that holds the longest request and one block more."""
+    holds: int = 0
+    """Paged, in a pool that holds so many of the longest requests, and one block more; 0: the default pool."""
 
     def all_flags(self, wanted: Sequence["Ask"]) -> tuple[str, ...]:
         """Return the flags for these prompts."""
         longest = max(len(ask.prompt) + ask.max_tokens for ask in wanted)
-        pool = -(-longest // _BLOCK) * _BLOCK + _BLOCK
-        return (*self.flags, "--kv", "paged", "--kv-tokens", str(pool)) if self.preempts else self.flags
+        pool = self.holds * -(-longest // _BLOCK) * _BLOCK + _BLOCK
+        return (*self.flags, "--kv", "paged", "--kv-tokens", str(pool)) if self.holds else self.flags
 
 
 COURSES = (
@@ -40,10 +43,12 @@ COURSES = (
     Course("orca", ("--policy", "orca")),
     Course("sarathi in chunks of 16", ("--policy", "sarathi", "--max-num-batched-tokens", "16")),
     Course("sarathi in chunks of 512", ("--policy", "sarathi", "--max-num-batched-tokens", "512")),
-    Course("static, preempting", ("--policy", "static"), preempts=True),
-    Course("orca, preempting", ("--policy", "orca"), preempts=True),
-    Course("sarathi, preempting", ("--policy", "sarathi"), preempts=True),
+    Course("static, preempting", ("--policy", "static"), holds=1),
+    Course("orca, preempting", ("--policy", "orca"), holds=1),
+    Course("sarathi, preempting", ("--policy", "sarathi"), holds=1),
 )
+CROWDED = tuple(Course(policy, ("--policy", policy, "--plan-depth", "3"), holds=3) for policy in POLICIES)
+"""KV memory for three requests of a dozen, under every policy."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Came:
-    """What a course came to: answers equal to the reference and ties, and how often requests were preempted."""
+    """What a course came to: answers equal to the reference and ties, and how often each request was preempted."""
 
     equal: int
     ties: int
-    preemptions: int
+    preempted: Counter[str]
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions of all requests together."""
+        return self.preempted.total()
 
 
 def asks(count: int, max_tokens: int, seed: int = 1) -> list[Ask]:
@@ -69,6 +79,14 @@ def asks(count: int, max_tokens: int, seed: int = 1) -> list[Ask]:
     return [
         Ask(tuple(draw.randrange(100, _VOCABULARY) for _ in range(length)), max_tokens - 3 * (number % 4))
         for number, length in enumerate(_LENGTHS[:count])
+    ]
+
+
+def crowd(count: int, max_tokens: int, seed: int = 5) -> list[Ask]:
+    """Return prompts of like lengths, so that three of them fill a pool for three."""
+    draw = random.Random(seed)
+    return [
+        Ask(tuple(draw.randrange(100, _VOCABULARY) for _ in range(33 + number)), max_tokens) for number in range(count)
     ]
 
 
@@ -86,13 +104,23 @@ def run_course(course: Course, wanted: Sequence[Ask], model_folder: Path, folder
     with slipstream_up(folder, "--log-level", "debug", *flags, *course.all_flags(wanted)) as up:
         up.until_ready(within_s=120)
         redis_url = variable_of(up.part("worker"), "SLIPSTREAM_REDIS_URL")
-        got = asyncio.run(_answers(redis_url, wanted))
-        preemptions = sum(len(plan["preempted"]) for plan in up.events("plan"))
+        names, got = asyncio.run(_answers(redis_url, wanted))
+        plans = up.events("plan")
+    _check_first_never_gives_way(names, plans)
     verdicts = [
         assert_equal_or_tie(model_folder, ask.prompt, tokens, reference)
         for ask, tokens, reference in zip(wanted, got, expected, strict=True)
     ]
-    return Came(verdicts.count("equal"), verdicts.count("tie"), preemptions)
+    preempted = Counter(request for plan in plans for request in plan["preempted"])
+    return Came(verdicts.count("equal"), verdicts.count("tie"), preempted)
+
+
+def _check_first_never_gives_way(names: Sequence[str], plans: Sequence[dict[str, Any]]) -> None:
+    """Check that of those not yet released the one that came first is in no plan among the preempted."""
+    left = list(names)
+    for plan in plans:
+        left = [name for name in left if name not in plan["released"]]
+        assert not left or left[0] not in plan["preempted"], plan
 
 
 @cache
@@ -100,7 +128,7 @@ def _reference(model_folder: Path, ask: Ask) -> tuple[int, ...]:
     return reference_tokens(model_folder, ask.prompt, ask.max_tokens, ignore_eos=True)
 
 
-async def _answers(redis_url: str, wanted: Sequence[Ask]) -> list[tuple[int, ...]]:
+async def _answers(redis_url: str, wanted: Sequence[Ask]) -> tuple[list[str], list[tuple[int, ...]]]:
     async with token_client(redis_url, MODEL) as client:
         names = []
         leaver = None
@@ -111,4 +139,4 @@ async def _answers(redis_url: str, wanted: Sequence[Ask]) -> list[tuple[int, ...
         assert leaver is not None
         await client.first_token(leaver)
         await client.cancel(leaver)
-        return [await client.answer(name) for name in names]
+        return names, [await client.answer(name) for name in names]

@@ -22,6 +22,8 @@ from loadgen.calibrate_settings import CalibrateSettings
 from loadgen.run import EXIT_CANNOT_START, run
 from loadgen.server import CannotStart
 from loadgen.settings import RunSettings
+from loadgen.simulate import simulate
+from loadgen.simulate_settings import SimulateSettings
 
 
 class Loadgen(BaseSettings):
@@ -33,6 +35,7 @@ class Loadgen(BaseSettings):
 
     run: CliSubCommand[RunSettings] = Field(description="send requests and measure the answers")
     calibrate: CliSubCommand[CalibrateSettings] = Field(description="measure a server's steps for the simulator")
+    simulate: CliSubCommand[SimulateSettings] = Field(description="serve a load in virtual time, by a model")
 
     @classmethod
     def settings_customise_sources(  # type: ignore[override] # the sources that are not wanted need no names
@@ -65,6 +68,8 @@ def _run_command(arguments: Sequence[str]) -> int:
             return run(settings)
         case CalibrateSettings() as settings:
             return calibrate(settings)
+        case SimulateSettings() as settings:
+            return simulate(settings)
         case other:
             raise AssertionError(f"a command that nobody runs: {other!r}")
 

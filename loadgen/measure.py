@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from loadgen.answer import Answer
 from loadgen.client import Record
@@ -122,7 +123,9 @@ class Distribution:
     largest: float
 
 
-def distribution(samples: Sequence[float], weights: Sequence[int] | None = None) -> Distribution | None:
+def distribution(
+    samples: Sequence[float] | npt.NDArray[np.float64], weights: Sequence[int] | None = None
+) -> Distribution | None:
     """Return the distribution of the samples, each counted `weights` times; None if there are none."""
     values = np.asarray(samples, dtype=np.float64)
     values = values if weights is None else np.repeat(values, weights)

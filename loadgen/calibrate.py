@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
@@ -50,8 +51,11 @@ def residual_table(fitted: Fit) -> Table:
 
 
 def _name(point: Point) -> str:
+    streams = f"decodes: {point.steps[0].decode_rows} at {point.context} positions"
     if point.kind == "decode":
-        return f"{point.size} streams of {point.context} positions"
+        return streams
+    if point.kind == "mixed":
+        return f"{streams}, a prompt of {point.size}"
     return f"prompt of {point.size} tokens" + (f", {len(point.steps)} steps" if len(point.steps) > 1 else "")
 
 
@@ -62,13 +66,14 @@ def _cells(residual: Residual) -> tuple[str, str, str]:
 def as_file(settings: CalibrateSettings, measurements: Measurements, fitted: Fit) -> ModelFile:
     """Return the file for the simulator. It bears no date: the same measurements make the same bytes."""
     model, points = fitted.model, measurements.points
-    prompts = sum(point.kind == "prompt" for point in points)
+    kinds = Counter(point.kind for point in points)
     return ModelFile(
         format=FORMAT,
         name=measurements.model,
         source=(
-            f"loadgen calibrate of {measurements.model} at {settings.url}: {prompts} lengths of prompts, "
-            f"{len(points) - prompts} decode batches; off by {fitted.median_off:.1%} in the median"
+            f"loadgen calibrate of {measurements.model} at {settings.url}: {kinds['prompt']} lengths of prompts, "
+            f"{kinds['decode']} decode batches and {kinds['mixed']} mixed steps, "
+            f"met to {fitted.median_off:.1%} in the median"
         ),
         assumptions=(
             f"A step has at most {settings.step_tokens} tokens (--step-tokens).",

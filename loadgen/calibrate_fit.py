@@ -34,10 +34,11 @@ class Nonsense(Exception):
 class Point:
     """One measurement: the steps that were computed, and the milliseconds they took together.
 
-    `size` is tokens of a prompt, or streams of a decode batch; `context` the positions that each of them read.
+    `size` is tokens of a prompt, or streams of a decode batch; `context` the positions that each of them read. A mixed
+    step has both: `size` is then the prompt's.
     """
 
-    kind: Literal["prompt", "decode"]
+    kind: Literal["prompt", "decode", "mixed"]
     size: int
     context: int
     steps: tuple[StepLoad, ...]
@@ -89,11 +90,20 @@ def decode_point(streams: int, context: float, ms: float) -> Point:
     return Point("decode", streams, round(context), (load,), ms)
 
 
+def mixed_point(streams: int, context: float, prompt_tokens: int, ms: float) -> Point:
+    """Return the point of one step of `streams` decodes and a whole prompt."""
+    decodes, chunk = decode_point(streams, context, ms).steps[0], _chunk(0, prompt_tokens)
+    load = StepLoad(streams + prompt_tokens, streams, decodes.decode_read_tokens, 0, chunk.prefill_pairs)
+    return Point("mixed", prompt_tokens, round(context), (load,), ms)
+
+
 def fit(points: Sequence[Point]) -> Fit:
     """Return the model that meets the points best. Raises `Nonsense`."""
     prompts = [point for point in points if point.kind == "prompt"]
     decodes = [point for point in points if point.kind == "decode"]
     _check_enough(prompts, decodes)
+    if any(point.ms <= 0 for point in points):
+        raise Nonsense("a step seems to have taken no time: was the machine busy otherwise?")
     _check_rising("longer prompts", [point for point in prompts if len(point.steps) == 1])
     _check_rising("larger batches", _shortest_of_each_size(decodes))
     form = _Form.of(prompts, decodes)
@@ -115,8 +125,6 @@ def _check_enough(prompts: Sequence[Point], decodes: Sequence[Point]) -> None:
             f"too few points: {lengths} lengths of prompts and {batches} sizes of batches, "
             f"where {MIN_SIZES} of each are needed"
         )
-    if any(not 0 < point.ms < float("inf") for point in (*prompts, *decodes)):
-        raise Nonsense("a step took no time: the clock or the server is not to be believed")
 
 
 def _check_rising(what: str, points: Sequence[Point]) -> None:

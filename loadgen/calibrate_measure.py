@@ -7,57 +7,26 @@ token, less one step of one stream.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import count
 
 import numpy as np
 
-from loadgen.calibrate_fit import Point, decode_point, prompt_point
+from loadgen.calibrate_cells import SHORT_PROMPT, STEPS_WANTED, Batch, Cell, Mixed, Prompts, output_tokens, to_measure
+from loadgen.calibrate_fit import Point, decode_point, mixed_point, prompt_point
 from loadgen.calibrate_settings import CalibrateSettings
+from loadgen.calibrate_steps import LeftOut, step_while_all_run, step_with_a_prompt, tokens_of
 from loadgen.client import Client, Record, Target
 from loadgen.lengths import Span
-from loadgen.measure import Arrival, arrivals_of
 from loadgen.prompts import Request, Workload, draw_requests
 from loadgen.server import CannotStart, choose_model, open_session
 from shared.runtime.clock import Clock
 
-SHORT_PROMPT = 16
-LONG_PROMPTS = (256, 1024)
-STEPS_WANTED = 12
-MIN_STEPS = 5
-_SPARE_STEPS = 8
-"""How many steps a stream may start later than its prompt's turn would have it."""
 _GRACE_S = 30.0
 """How long what was begun in time may last beyond it."""
 _GROWTH = 1.3
 """How much longer than the last batch's steps those of the next one are taken to be."""
-
-
-class LeftOut(Exception):
-    """A point cannot be measured here; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """Lone prompts to be timed, one after another."""
-
-    tokens: int
-    repeats: int
-
-    def __str__(self) -> str:
-        return f"prompt of {self.tokens} tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Streams to be timed while all of them run."""
-
-    streams: int
-    prompt_tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.streams} streams after prompts of {self.prompt_tokens} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +37,6 @@ class Measurements:
     overhead_ms: float
     points: tuple[Point, ...]
     left_out: tuple[str, ...]
-
-
-def to_measure(step_tokens: int, max_streams: int) -> list[Prompts | Batch]:
-    """Return what to measure, what tells most first: should time run out, what is left out matters least."""
-    streams = _doubling(1, max_streams)
-    within_a_step = [Prompts(tokens, 5 if tokens <= SHORT_PROMPT else 3) for tokens in _doubling(2, step_tokens)]
-    tail = step_tokens // 8  # a last chunk of another size tells what a position costs from what a pair costs
-    longer = [Prompts(tokens, 3) for tokens in (step_tokens + tail, 2 * step_tokens, 3 * step_tokens - tail)]
-    batches = [Batch(number, tokens) for tokens in LONG_PROMPTS for number in streams]
-    batches.sort(key=lambda batch: batch.streams * batch.prompt_tokens)
-    return [*within_a_step, *(Batch(number, SHORT_PROMPT) for number in streams[1:]), *longer, *batches]
-
-
-def _doubling(low: int, high: int) -> list[int]:
-    """Return low, 2 low, 4 low, ... and high itself."""
-    return sorted({*(low << power for power in range((high // low).bit_length())), high})
 
 
 async def measure(settings: CalibrateSettings, clock: Clock, say: Callable[[str], None]) -> Measurements:
@@ -134,37 +87,46 @@ class _Survey:
 
     async def _first(self) -> Point:
         """Return one stream's step, and learn what a request takes beyond its steps."""
+        alone = Batch(1, SHORT_PROMPT)
         try:
             await self._probe.first_token_s(SHORT_PROMPT, _GRACE_S)  # the first request of all may find a server asleep
-            step_s, context = await self._probe.step_s(Batch(1, SHORT_PROMPT), self._settings.step_tokens, _GRACE_S)
+            step_s, context = await self._probe.step_s(alone, self._settings.step_tokens, _GRACE_S)
             first_s = await self._probe.median_first_token_s(Prompts(1, 7), _GRACE_S)
         except LeftOut as why:
             raise CannotStart(f"nothing can be measured: {why}") from why
         self._overhead_s = max(0.0, first_s - step_s)
         self._token_s, self._step_s = first_s, step_s
-        self._say(f"1 stream after a prompt of {SHORT_PROMPT} tokens: {step_s * 1000:.1f} ms")
+        self._say(f"{alone}: {step_s * 1000:.1f} ms")
         self._say(f"a request beyond its steps: {self._overhead_s * 1000:.1f} ms")
         return decode_point(1, context, step_s * 1000)
 
-    async def _measured(self, what: Prompts | Batch) -> Point:
+    async def _measured(self, what: Cell) -> Point:
         left_s = self._ends_s - self._clock()
         if self._guess_s(what) > left_s:
             raise LeftOut("no time left for it in --budget-s")
         timeout_s = left_s + _GRACE_S
-        if isinstance(what, Prompts):
-            first_s = await self._probe.median_first_token_s(what, timeout_s)
-            self._token_s = first_s / what.tokens
-            return prompt_point(
-                what.tokens, (first_s - self._overhead_s) * 1000, step_tokens=self._settings.step_tokens
-            )
-        self._step_s, context = await self._probe.step_s(what, self._settings.step_tokens, timeout_s)
-        return decode_point(what.streams, context, self._step_s * 1000)
+        step_tokens = self._settings.step_tokens
+        match what:
+            case Prompts():
+                first_s = await self._probe.median_first_token_s(what, timeout_s)
+                self._token_s = first_s / what.tokens
+                return prompt_point(what.tokens, (first_s - self._overhead_s) * 1000, step_tokens=step_tokens)
+            case Batch():
+                self._step_s, context = await self._probe.step_s(what, step_tokens, timeout_s)
+                return decode_point(what.streams, context, self._step_s * 1000)
+            case Mixed():
+                step_s, context = await self._probe.mixed_step_s(what, step_tokens, timeout_s)
+                return mixed_point(what.batch.streams, context, what.tokens, step_s * 1000)
 
-    def _guess_s(self, what: Prompts | Batch) -> float:
-        if isinstance(what, Prompts):
-            return what.repeats * what.tokens * self._token_s
-        prefill_s = what.streams * what.prompt_tokens * self._token_s
-        return prefill_s + output_tokens(what, self._settings.step_tokens) * self._step_s * _GROWTH
+    def _guess_s(self, what: Cell) -> float:
+        match what:
+            case Prompts():
+                return what.repeats * what.tokens * self._token_s
+            case Batch():
+                prefill_s = what.streams * what.prompt_tokens * self._token_s
+                return prefill_s + output_tokens(what, self._settings.step_tokens) * self._step_s * _GROWTH
+            case Mixed():
+                return self._guess_s(what.batch) + STEPS_WANTED * what.tokens * self._token_s
 
 
 class _Probe:
@@ -184,11 +146,27 @@ class _Probe:
 
     async def step_s(self, batch: Batch, step_tokens: int, timeout_s: float) -> tuple[float, float]:
         """Return the seconds of a step with all streams, and the positions that each of them read on average."""
+        async with asyncio.TaskGroup() as group:
+            asked = self._begin(group, batch, step_tokens, timeout_s)
+        return step_while_all_run([tokens_of(stream.result()) for stream in asked], batch.prompt_tokens)
+
+    async def mixed_step_s(self, mixed: Mixed, step_tokens: int, timeout_s: float) -> tuple[float, float]:
+        """Return the seconds of a step with all streams and a prompt, and the positions that each stream read."""
+        client, joined = self._client(timeout_s), list[Record]()
+        async with asyncio.TaskGroup() as group:
+            asked = self._begin(group, mixed.batch, step_tokens, timeout_s)
+            while not any(stream.done() for stream in asked) and not any(record.failure for record in joined[-1:]):
+                joined.append(await self._ask(client, self._request(mixed.tokens, 1)))
+        streams = [tokens_of(stream.result()) for stream in asked]
+        moments = [(record.sent_s, tokens_of(record)[0].at_s) for record in joined]
+        return step_with_a_prompt(streams, moments, mixed.batch.prompt_tokens)
+
+    def _begin(
+        self, group: asyncio.TaskGroup, batch: Batch, step_tokens: int, timeout_s: float
+    ) -> list[asyncio.Task[Record]]:
         client, tokens = self._client(timeout_s), output_tokens(batch, step_tokens)
         requests = [self._request(batch.prompt_tokens, tokens) for _ in range(batch.streams)]
-        async with asyncio.TaskGroup() as streams:
-            asked = [streams.create_task(self._ask(client, request)) for request in requests]
-        return step_while_all_run([tokens_of(stream.result()) for stream in asked], batch.prompt_tokens)
+        return [group.create_task(self._ask(client, request)) for request in requests]
 
     def _request(self, tokens: int, output_tokens: int) -> Request:
         workload = Workload("completions", Span(tokens, tokens), Span(output_tokens, output_tokens), 0.0)
@@ -196,42 +174,3 @@ class _Probe:
 
     async def _ask(self, client: Client, request: Request) -> Record:
         return await client.ask(request, self._target.body(request), intended_s=0.0)
-
-
-def output_tokens(batch: Batch, step_tokens: int) -> int:
-    """Return how long answers must be for the first stream to run on until the last has joined and been timed."""
-    steps_of_prompts = -(-batch.streams * batch.prompt_tokens // step_tokens)
-    return steps_of_prompts + steps_of_prompts // 4 + _SPARE_STEPS + STEPS_WANTED
-
-
-def tokens_of(record: Record) -> list[Arrival]:
-    """Return when a request's tokens came. Raises `LeftOut` if it failed or that cannot be told."""
-    if record.failure is not None:
-        raise LeftOut(f"{record.failure.name}: {record.failure.message}")
-    source, arrivals = arrivals_of(record.answer)
-    if source == "unknown" or not arrivals:
-        raise LeftOut("chunks came with an unknown number of tokens")
-    return arrivals
-
-
-def step_while_all_run(streams: Sequence[Sequence[Arrival]], prompt_tokens: int) -> tuple[float, float]:
-    """Return the median seconds from token to token, and the positions read, while every stream runs.
-
-    All run from the moment when the last has its first token until the first has its last. Raises `LeftOut` if that
-    is hardly ever.
-    """
-    begins_s = max(stream[0].at_s for stream in streams)
-    ends_s = min(stream[-1].at_s for stream in streams)
-    gaps_s: list[float] = []
-    positions: list[int] = []
-    for stream in streams:
-        had = 0
-        for former, later in pairwise(stream):
-            had += former.tokens
-            if former.at_s >= begins_s and later.at_s <= ends_s:
-                # a chunk of several tokens stands for as many steps
-                gaps_s += [(later.at_s - former.at_s) / later.tokens] * later.tokens
-                positions += range(prompt_tokens + had, prompt_tokens + had + later.tokens)
-    if len(gaps_s) < MIN_STEPS * len(streams):
-        raise LeftOut(f"the server hardly ever ran {len(streams)} at once")
-    return float(np.median(gaps_s)), float(np.mean(positions))

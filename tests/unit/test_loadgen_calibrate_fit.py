@@ -4,7 +4,15 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from loadgen.calibrate_fit import Nonsense, Point, decode_point, fit, non_negative_least_squares, prompt_point
+from loadgen.calibrate_fit import (
+    Nonsense,
+    Point,
+    decode_point,
+    fit,
+    mixed_point,
+    non_negative_least_squares,
+    prompt_point,
+)
 from shared.simulation.model import StepLoad, StepTimeModel
 
 TRUE = StepTimeModel(
@@ -87,6 +95,21 @@ def test_a_prompt_is_computed_in_chunks_of_a_step() -> None:
     )
 
 
+def test_a_mixed_step_is_the_load_of_its_decodes_and_of_its_prompt() -> None:
+    point = mixed_point(8, 30.5, 128, 50.0)
+    assert point.steps == (StepLoad(136, 8, 244, prefill_pairs=128 * 129 // 2),)
+    assert (point.kind, point.size, point.context, point.ms) == ("mixed", 128, 30, 50.0)
+
+
+def test_mixed_steps_take_part_in_the_fit() -> None:
+    slow = [
+        mixed_point(8, 30, tokens, 2 * TRUE.step_ms(mixed_point(8, 30, tokens, 1.0).steps[0])) for tokens in (64, 128)
+    ]
+    found = fit([*measured(TRUE), *slow])
+    assert [residual.off < -0.1 for residual in found.residuals[-2:]] == [True, True]
+    assert max(residual.off for residual in found.residuals) > 0.01
+
+
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(Nonsense, match="too few points: 2 lengths of prompts and 7 sizes of batches"):
         fit(measured(TRUE, lengths=(16, 32, 1024)))
@@ -125,7 +148,7 @@ def test_measurements_without_rhyme_or_reason_are_refused() -> None:
 def test_a_step_without_time_is_refused() -> None:
     points = measured(TRUE)
     points[3] = took(points[3], TRUE, 0.0)
-    with pytest.raises(Nonsense, match="took no time"):
+    with pytest.raises(Nonsense, match="taken no time"):
         fit(points)
 
 

@@ -16,7 +16,7 @@ FRUITLESS_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of a worker: the same in every attempt."""
+    """What is asked of the pool: the same in every attempt."""
 
     request: RequestId
     prompt_ids: tuple[int, ...]
@@ -24,6 +24,9 @@ class Wanted:
     sampling: Sampling
     ignore_eos: bool
     eos_ids: frozenset[int]
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,16 @@ class Answer:
         """Where the first attempt stood: the place in line, for ever."""
         self._fruitless = 0
         self._tokens_before_attempt = 0
+        self._cached_tokens: int | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Return how many tokens of the prompt were found in a prefix cache; 0 until there is a token.
+
+        What the row with the answer's first token said, never more than the prompt has. A recovered request keeps this
+        figure: that a later attempt finds the prompt cached is no saving to the client who has waited for it once.
+        """
+        return self._cached_tokens or 0
 
     def submission(self, gateway: GatewayId) -> SubmitRequest:
         """Return the present attempt as a message: nothing that was accepted is asked for twice."""
@@ -71,6 +84,9 @@ class Answer:
             output_ids=tuple(self.output_ids),
             arrival=self.arrival,
             ignore_eos=wanted.ignore_eos,
+            priority=wanted.priority,
+            tenant=wanted.tenant,
+            cache_salt=wanted.cache_salt,
         )
 
     def submitted(self, attempt: int, entry: EntryId) -> None:
@@ -93,6 +109,8 @@ class Answer:
             return Accepted()
         new = row.token_ids[have - row.first_index :]
         self.output_ids += new
+        if new and self._cached_tokens is None:
+            self._cached_tokens = max(0, min(row.cached_tokens, len(self.wanted.prompt_ids)))
         return Accepted(new, row.finish)
 
     def is_missing(self, read_to: EntryId, held_attempt: int | None) -> bool:

@@ -9,6 +9,7 @@ from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from services.gateway.bodies import ChatBody, CompletionBody
+from services.gateway.connections import Runner
 from services.gateway.desk import Desk
 from services.gateway.errors import errors_as_json
 from services.gateway.formats import ChatFormat, CompletionFormat, Model, ModelList, Ready, to_json
@@ -19,6 +20,8 @@ from shared.errors import StartupError, UnknownModel
 log = structlog.get_logger()
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
+HEADERS_S = 30.0
+"""What a client gets to bring the headers of a request; after them the body has a bound of its own."""
 SHUTDOWN_S = 2.0
 """What handlers get to write their last event once their answers are over."""
 
@@ -73,11 +76,9 @@ def make_app(desk: Desk) -> web.Application:
     return app
 
 
-def make_runner(app: web.Application) -> web.AppRunner:
-    """Return the runner of production: a client that leaves cancels its handler, which is off by default."""
-    return web.AppRunner(
-        app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None, logger=_server_logger()
-    )
+def make_runner(app: web.Application, *, headers_s: float = HEADERS_S) -> web.AppRunner:
+    """Return the runner of production."""
+    return Runner(app, headers_s=headers_s, shutdown_s=SHUTDOWN_S, access_log=None, logger=_server_logger())
 
 
 class _OneLine(logging.Handler):

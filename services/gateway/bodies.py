@@ -17,6 +17,8 @@ INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 Tokens = Annotated[int, Meta(ge=1)]
+Priority = Annotated[int, Meta(ge=-100, le=100)]
+Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class UnsupportedParameter(InvalidParameter):
@@ -44,6 +46,10 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False
+    priority: Priority = 0
+    """Smaller is more urgent, as in vLLM. Taken whatever the pool's queue order: only ``priority`` heeds it."""
+    cache_salt: Salt | None = None
+    """Only requests with the same salt share blocks of the prefix cache."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = 1
@@ -106,7 +112,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "repetition_penalty": (1,),

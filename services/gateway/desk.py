@@ -28,6 +28,15 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
+class Newcomer:
+    """What is known of a request beside its body."""
+
+    request: RequestId
+    tenant: str
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Desk:
     """Takes requests in and keeps count of how they end."""
 
@@ -40,7 +49,7 @@ class Desk:
     door: Door
     tokenising: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TOKENISED_AT_A_TIME))
 
-    async def take_in(self, body: ChatBody | CompletionBody, request: RequestId, started_s: float) -> Ongoing:
+    async def take_in(self, body: ChatBody | CompletionBody, newcomer: Newcomer) -> Ongoing:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
         check(body)
         if body.model != self.model:
@@ -51,10 +60,20 @@ class Desk:
             prompt_ids = await asyncio.to_thread(prompt_ids_of, body, tokenizer, self.pool.length_served)
         max_tokens = limits_of(body, self.pool.length_served).max_tokens(len(prompt_ids))
         sampling = sampling_of(body, tokenizer.defaults, secrets.randbits(63))
-        wanted = Wanted(request, prompt_ids, max_tokens, sampling, body.ignore_eos, tokenizer.eos_ids)
+        wanted = Wanted(
+            newcomer.request,
+            prompt_ids,
+            max_tokens,
+            sampling,
+            body.ignore_eos,
+            tokenizer.eos_ids,
+            priority=body.priority,
+            tenant=newcomer.tenant,
+            cache_salt=body.cache_salt or "",
+        )
         text = AnswerText(tokenizer.detokenizer(), stops_of(body))
         self.pool.serving(self.clock())  # the drain may have begun meanwhile
-        return Ongoing(Answer(wanted), text, started_s=started_s)
+        return Ongoing(Answer(wanted), text, started_s=newcomer.started_s)
 
     async def first_news(self, ongoing: Ongoing) -> News | None:
         """Wait for the first token; None if it takes long. Raises the error that the request ended with."""

@@ -54,7 +54,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except BusUnavailable as error:
         return answer_to(NotServing(str(error)))
     except web.HTTPException as error:
-        return _answer_to_http(request, error)
+        return answer_to_http(request, error)
     except (web.RequestPayloadError, ConnectionResetError) as error:
         return _response(400, _envelope(f"the body could not be read: {error}", "invalid_request_error", None, None))
     except Exception as error:
@@ -62,7 +62,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return answer_to(error)
 
 
-def _answer_to_http(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+def answer_to_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+    """Return one of aiohttp's own refusals with the envelope."""
     messages = {
         404: f"there is nothing at {request.path[:200]}",
         405: f"{request.method} is not allowed at {request.path[:200]}",
@@ -71,6 +72,15 @@ def _answer_to_http(request: web.Request, error: web.HTTPException) -> web.Strea
     message = messages.get(error.status, error.reason)
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     return _response(error.status, _envelope(message, "invalid_request_error", None, _CODES.get(error.status)), headers)
+
+
+def answer_to_malformed(status: int, what: str | None) -> web.Response:
+    """Return the answer to what is no HTTP, or to what went wrong before there was a request."""
+    if status >= web.HTTPInternalServerError.status_code:
+        return _response(status, _envelope("internal error", "server_error", None, "internal_error"))
+    first_line = (what or "").partition("\n")[0].rstrip(" :.")[:200]
+    message = f"this is no HTTP request that can be read: {first_line or 'malformed'}"
+    return _response(status, _envelope(message, "invalid_request_error", None, "malformed_request"))
 
 
 def _envelope(message: str, kind: str, param: str | None, code: str | None) -> ErrorEnvelope:

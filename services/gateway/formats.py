@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length"]
 class CachedTokens(Struct, frozen=True):
     """How many tokens of the prompt did not have to be computed."""
 
-    cached_tokens: int = 0
+    cached_tokens: int
 
 
 class Usage(Struct, frozen=True):
@@ -20,7 +20,7 @@ class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens = CachedTokens()
+    prompt_tokens_details: CachedTokens
 
 
 class _Message(Struct, frozen=True):

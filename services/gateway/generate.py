@@ -8,12 +8,13 @@ import structlog
 from aiohttp import web
 
 from services.gateway.bodies import ChatBody, CompletionBody, StreamOptions, read_body
-from services.gateway.desk import Desk
+from services.gateway.desk import Desk, Newcomer
 from services.gateway.errors import envelope
-from services.gateway.formats import Format, Head, Usage, to_json
+from services.gateway.formats import CachedTokens, Format, Head, Usage, to_json
 from services.gateway.ongoing import News, Ongoing
 from services.gateway.request_ids import request_id_of
 from services.gateway.sse import EventStream
+from services.gateway.tenants import tenant_of
 from shared.errors import GenerationFailed
 from shared.ids import RequestId
 from shared.runtime.clock import wall_clock_s
@@ -57,7 +58,8 @@ class Generation(Generic[_Body]):
             raise web.HTTPRequestTimeout(reason="the body did not arrive in time") from None
         body = read_body(self._body, data)
         own_id = RequestId(f"{self._prefix}-{secrets.token_hex(12)}")
-        return body, await self._desk.take_in(body, own_id, started_s)
+        newcomer = Newcomer(own_id, tenant_of(request.headers.get("Authorization")), started_s)
+        return body, await self._desk.take_in(body, newcomer)
 
     async def _answer(self, request: web.Request, body: _Body, ongoing: Ongoing) -> web.StreamResponse:
         options = body.stream_options or StreamOptions()
@@ -130,4 +132,5 @@ class Generation(Generic[_Body]):
 
 def _usage(ongoing: Ongoing, news: News) -> Usage:
     prompt_tokens = len(ongoing.answer.wanted.prompt_ids)
-    return Usage(prompt_tokens, news.completion_tokens, prompt_tokens + news.completion_tokens)
+    cached = CachedTokens(ongoing.answer.cached_tokens)
+    return Usage(prompt_tokens, news.completion_tokens, prompt_tokens + news.completion_tokens, cached)

@@ -11,6 +11,23 @@ Reason = Literal["stop", "length", "abort", "error", "rejected"]
 REASONS: tuple[Reason, ...] = ("stop", "length", "abort", "error", "rejected")
 
 
+class LeadersTotal:
+    """A counter that follows a total of the leader's: it goes on where a new leader counts from 0, and never down.
+
+    It counts from the first report that this gateway hears: what was before has no place in anyone's rate.
+    """
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._last: int | None = None
+
+    def follow(self, total: int) -> None:
+        """Count what came since the last report. Less than it said means a new leader, who has counted this much."""
+        if self._last is not None:
+            self._counter.inc(total if total < self._last else total - self._last)
+        self._last = total
+
+
 class Metrics:
     """Counters of this gateway and gauges from the leader's last report."""
 
@@ -21,6 +38,22 @@ class Metrics:
         self._waiting = self._gauge("requests_waiting", "Requests that wait, in the whole pool.")
         self._blocks_used = self._gauge("kv_blocks_used", "KV blocks held by requests; cached ones are not used.")
         self._blocks_total = self._gauge("kv_blocks_total", "KV blocks of all workers.")
+        self._blocks_cached = self._gauge(
+            "kv_blocks_cached", "KV blocks that no request holds and whose content the prefix cache still knows."
+        )
+        self._tokens_filled = self._gauge("kv_tokens_filled", "Positions of used KV blocks that hold a token.")
+        self._tokens_reserved = self._gauge(
+            "kv_tokens_reserved",
+            "Positions of used KV blocks that are set aside for tokens that may still come. What is in neither, "
+            "kv_blocks_used * block size - kv_tokens_filled - kv_tokens_reserved, is wasted within blocks.",
+        )
+        self._preemptions = self._leaders("preemptions", "Requests that gave up their KV blocks, in the whole pool.")
+        self._prefix_queries = self._leaders(
+            "prefix_cache_queries", "Tokens of newcomers that were looked up in the prefix cache, in the whole pool."
+        )
+        self._prefix_hits = self._leaders(
+            "prefix_cache_hits", "Tokens of newcomers that were found in the prefix cache, in the whole pool."
+        )
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of accepted prompts.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens accepted from workers.")
         self._unreadable = self._counter("unreadable_messages", "Messages that went to the dead-letter stream.")
@@ -36,6 +69,12 @@ class Metrics:
         self._waiting.set(report.waiting)
         self._blocks_used.set(report.blocks_used)
         self._blocks_total.set(report.blocks_total)
+        self._blocks_cached.set(report.blocks_cached)
+        self._tokens_filled.set(report.kv_tokens_filled)
+        self._tokens_reserved.set(report.kv_tokens_reserved)
+        self._preemptions.follow(report.preemptions)
+        self._prefix_queries.follow(report.prefix_queries)
+        self._prefix_hits.follow(report.prefix_hits)
 
     def prompted(self, tokens: int) -> None:
         """Count an accepted prompt."""
@@ -55,6 +94,9 @@ class Metrics:
 
     def _gauge(self, name: str, help_text: str) -> Gauge:
         return Gauge(f"slipstream_{name}", help_text, registry=self.registry)
+
+    def _leaders(self, name: str, help_text: str) -> LeadersTotal:
+        return LeadersTotal(self._counter(name, help_text))
 
     def _counter(self, name: str, help_text: str) -> Counter:
         return Counter(f"slipstream_{name}", help_text, registry=self.registry)

@@ -10,7 +10,7 @@ MAX_CHARACTERS = 128
 _KEY = web.RequestKey("http_id", str)
 
 
-def request_id_of(request: web.Request) -> str:
+def request_id_of(request: web.BaseRequest) -> str:
     """Return the id of a request: the client's, cut, if it can be repeated in a header as it is, else a new one."""
     known: str | None = request.get(_KEY)
     if known is not None:

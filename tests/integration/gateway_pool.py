@@ -104,9 +104,10 @@ class HandPool:
         *,
         first: int = 0,
         finish: Finish | None = None,
+        cached: int = 0,
         **by: WorkerId,
     ) -> None:
-        row = TokenRow(to.request, to.attempt, first, tuple(text), finish)
+        row = TokenRow(to.request, to.attempt, first, tuple(text), finish, cached)
         await self.say(TokenBatch(by.get("worker", WORKER), (row,)), to.gateway)
 
     async def next(self, kind: type[_M]) -> _M:

@@ -19,8 +19,8 @@ def answer(**fields: Any) -> Answer:
     return Answer(Wanted(request=RequestId("r"), prompt_ids=(7, 8), **{**wanted, **fields}))
 
 
-def row(first_index: int, *token_ids: int, attempt: int = 1, finish: Any = None) -> TokenRow:
-    return TokenRow(RequestId("r"), attempt, first_index, token_ids, finish)
+def row(first_index: int, *token_ids: int, attempt: int = 1, finish: Any = None, cached: int = 0) -> TokenRow:
+    return TokenRow(RequestId("r"), attempt, first_index, token_ids, finish, cached)
 
 
 def test_tokens_in_order_are_accepted_once() -> None:
@@ -60,6 +60,49 @@ def test_a_resubmission_carries_what_was_accepted_and_its_old_place_in_line() ->
     one.try_again()
     again = one.submission(GATEWAY)
     assert (again.attempt, again.output_ids, again.arrival, again.max_tokens) == (2, (1, 2), EntryId("5-0"), 10)
+
+
+def test_how_urgent_whose_and_how_salted_it_is_goes_with_every_attempt() -> None:
+    one = answer(priority=-7, tenant="0123456789abcdef", cache_salt="s")
+    for attempt in (1, 2):
+        sent = one.submission(GATEWAY)
+        assert (sent.attempt, sent.priority, sent.tenant, sent.cache_salt) == (attempt, -7, "0123456789abcdef", "s")
+        one.try_again()
+
+
+def test_what_the_first_token_says_of_the_cache_stands_whatever_later_rows_and_attempts_say() -> None:
+    one = answer()
+    assert one.cached_tokens == 0
+    one.accept(W1, row(0, 1, cached=1))
+    one.accept(W1, row(1, 2, cached=2))
+    one.try_again()
+    one.accept(W2, row(2, 3, attempt=2, cached=2))
+    assert one.cached_tokens == 1
+
+
+def test_a_first_token_that_was_computed_from_nothing_stays_uncached_after_a_recovery() -> None:
+    one = answer()
+    one.accept(W1, row(0, 1, cached=0))
+    one.try_again()
+    one.accept(W2, row(1, 2, attempt=2, cached=2))
+    assert one.cached_tokens == 0
+
+
+def test_an_attempt_that_brought_no_token_says_nothing_of_the_cache() -> None:
+    one = answer()
+    one.accept(W1, row(0, cached=2))
+    assert one.accept(W1, row(3, 1, cached=2)) == Lost("gap")
+    one.try_again()
+    one.accept(W1, row(0, 1, attempt=1, cached=2))
+    one.accept(W2, row(0, 1, attempt=2, cached=1))
+    assert one.cached_tokens == 1
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_never_more_of_a_prompt_is_cached_than_it_has(cached: int) -> None:
+    one = answer()
+    one.accept(W1, row(0, 1, cached=cached))
+    assert one.cached_tokens == min(max(cached, 0), 2)
 
 
 def test_a_late_answer_to_the_first_write_still_gives_the_place_in_line() -> None:

@@ -50,6 +50,9 @@ ACCEPTED = [
     {"tools": None, "response_format": None, "logit_bias": None, "functions": None, "audio": None},
     {"logprobs": False, "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0},
     {"min_p": 0, "repetition_penalty": 1.0, "min_tokens": 0, "priority": 0, "best_of": 1, "echo": False},
+    {"priority": -100, "cache_salt": "s"},
+    {"priority": 100, "cache_salt": "é" * 256},
+    {"priority": None, "cache_salt": None},
 ]
 
 REFUSED = [
@@ -86,6 +89,16 @@ REFUSED = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"stream": True, "stream_options": {"nope": 1}}, "stream_options.nope"),
+    ({"priority": -101}, "priority"),
+    ({"priority": 101}, "priority"),
+    ({"priority": 2**70}, "priority"),
+    ({"priority": 0.5}, "priority"),
+    ({"priority": "high"}, "priority"),
+    ({"priority": True}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "é" * 257}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"cache_salt": ["s"]}, "cache_salt"),
     ({"store": True}, "store"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -183,6 +196,11 @@ def test_the_models_own_defaults_stand_where_the_request_says_nothing() -> None:
     assert sampling_of(chat(), defaults, 7) == Sampling(0.6, 0.9, 20, 7)
     asked = chat(temperature=0, top_p=0.5, top_k=-1, seed=3)
     assert sampling_of(asked, defaults, 7) == Sampling(0.0, 0.5, 0, 3)
+
+
+def test_who_says_nothing_of_it_is_neither_urgent_nor_salted() -> None:
+    for body in (chat(), completion(priority=None, cache_salt=None)):
+        assert (body.priority, body.cache_salt) == (0, None)
 
 
 def test_stop_strings_are_a_list_whatever_form_they_came_in() -> None:

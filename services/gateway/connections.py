@@ -1,0 +1,132 @@
+"""Connections: what is no HTTP is told so in OpenAI's envelope too, and nobody takes for ever to say what he wants.
+
+aiohttp answers in plain text whatever does not reach the application's middleware, and bounds only the time that a
+connection is idle.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from services.gateway.errors import answer_to_http, answer_to_malformed
+from services.gateway.request_ids import HEADER, request_id_of
+
+log = structlog.get_logger()
+
+
+class Connection(web.RequestHandler):
+    """One connection of a client. Its headers are complete within ``headers_s`` seconds, or it is closed.
+
+    They count from its opening, later from the first byte of the next request; between requests it may be idle.
+    """
+
+    def __init__(self, server: "Connections", *, headers_s: float, **how: Any) -> None:
+        super().__init__(server, **how)
+        self._headers_s = headers_s
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_answering = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Begin to wait for the rest of a request if this is its first byte."""
+        if not self._is_answering:
+            self._await_headers()
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Wait for nothing any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def headers_came(self) -> None:
+        """Note that a request is being answered: however long that takes, and however slowly its body comes."""
+        self._is_answering = True
+        self._stop_waiting()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the end of an answer; a refusal by aiohttp itself becomes one of ours."""
+        if isinstance(resp, web.HTTPException):
+            resp = _with_id(request, answer_to_http(request, resp))
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._is_answering = False
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer what aiohttp cannot read, or what went wrong outside the application, and close the connection."""
+        super().handle_error(request, status, exc, message)  # logs it; raises if an answer has already begun
+        response = _with_id(request, answer_to_malformed(status, message))
+        response.force_close()
+        return response
+
+    def _await_headers(self) -> None:
+        if self._deadline is None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self._headers_s, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        log.info("http_refused", what="the headers did not arrive in time", waited_s=self._headers_s)
+        self.force_close()
+
+
+class Connections(web.Server):
+    """Makes the connections of an application out of the server that aiohttp has made for it."""
+
+    def __init__(self, server: web.Server, *, headers_s: float, **how: Any) -> None:
+        super().__init__(
+            _noting_headers(server.request_handler),
+            request_factory=server.request_factory,
+            handler_cancellation=server.handler_cancellation,
+        )
+        self._headers_s = headers_s
+        self._how = how
+
+    def __call__(self) -> web.RequestHandler:
+        """Return the protocol of a new connection."""
+        return Connection(self, headers_s=self._headers_s, loop=asyncio.get_running_loop(), **self._how)
+
+
+class Runner(web.AppRunner):
+    """The runner of production: a client that leaves cancels its handler, which is off by default."""
+
+    def __init__(self, app: web.Application, *, headers_s: float, shutdown_s: float, **how: Any) -> None:
+        super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_s)
+        self._headers_s = headers_s
+        self._how = how
+
+    async def _make_server(self) -> web.Server:
+        return Connections(await super()._make_server(), headers_s=self._headers_s, **self._how)
+
+
+_Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def _noting_headers(handler: _Handler) -> _Handler:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if isinstance(request.protocol, Connection):
+            request.protocol.headers_came()
+        return await handler(request)
+
+    return handle
+
+
+def _with_id(request: web.BaseRequest, response: web.Response) -> web.Response:
+    """Put the request's id on an answer that the application does not know of."""
+    response.headers[HEADER] = request_id_of(request)
+    return response

@@ -87,11 +87,11 @@ class _Survey:
 
     async def _first(self) -> Point:
         """Return one stream's step, and learn what a request takes beyond its steps."""
-        alone = Batch(1, SHORT_PROMPT)
+        alone, timeout_s = Batch(1, SHORT_PROMPT), self._settings.budget_s + _GRACE_S
         try:
-            await self._probe.first_token_s(SHORT_PROMPT, _GRACE_S)  # the first request of all may find a server asleep
-            step_s, context = await self._probe.step_s(alone, self._settings.step_tokens, _GRACE_S)
-            first_s = await self._probe.median_first_token_s(Prompts(1, 7), _GRACE_S)
+            await self._probe.first_token_s(SHORT_PROMPT, timeout_s)  # the very first may find a server asleep
+            step_s, context = await self._probe.step_s(alone, self._settings.step_tokens, timeout_s)
+            first_s = await self._probe.median_first_token_s(Prompts(1, 7), timeout_s)
         except LeftOut as why:
             raise CannotStart(f"nothing can be measured: {why}") from why
         self._overhead_s = max(0.0, first_s - step_s)

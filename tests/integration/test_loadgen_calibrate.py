@@ -1,6 +1,8 @@
 """``loadgen calibrate`` against a whole system whose every step takes 20 ms."""
 
 import json
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,3 +110,28 @@ def test_wrong_flags_and_a_silent_server_end_in_one_sentence_and_status_2(
     errors = capsys.readouterr().err
     assert sentence in errors
     assert errors.count("\n") == 1
+
+
+def test_ctrl_c_writes_nothing(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt_at_the_second_line(line: str) -> int:
+        if "a request beyond its steps" in line:
+            signal.raise_signal(signal.SIGINT)
+        return len(line)
+
+    monkeypatch.setattr(sys.stderr, "write", interrupt_at_the_second_line)
+    out = tmp_path / "steps.json"
+    assert main(["calibrate", "--url", url, "--out", str(out)]) == 130
+    assert not out.exists()
+    assert capsys.readouterr().out == ""
+
+
+def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["calibrate", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, field in CalibrateSettings.model_fields.items():
+        assert field.description
+        assert f"--{name.replace('_', '-')}" in shown
+        assert field.description in shown

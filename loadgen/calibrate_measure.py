@@ -76,13 +76,21 @@ class _Survey:
     async def run(self, model: str) -> Measurements:
         points = [await self._first()]
         left_out: list[str] = []
+        too_late: list[str] = []
         for what in to_measure(self._settings.step_tokens, self._settings.max_streams):
+            left_s = self._ends_s - self._clock()
+            if self._guess_s(what) > left_s:
+                too_late.append(str(what))
+                continue
             try:
-                points.append(await self._measured(what))
+                points.append(await self._measured(what, left_s + _GRACE_S))
                 self._say(f"{what}: {points[-1].ms:.1f} ms")
             except LeftOut as why:
                 left_out.append(f"{what}: {why}")
                 self._say(f"{left_out[-1]} (left out)")
+        if too_late:
+            left_out.append(f"for want of time (--budget-s {self._settings.budget_s:g}), {'; '.join(too_late)}")
+            self._say(f"left out {left_out[-1]}")
         return Measurements(model, self._overhead_s * 1000, tuple(points), tuple(left_out))
 
     async def _first(self) -> Point:
@@ -100,11 +108,7 @@ class _Survey:
         self._say(f"a request beyond its steps: {self._overhead_s * 1000:.1f} ms")
         return decode_point(1, context, step_s * 1000)
 
-    async def _measured(self, what: Cell) -> Point:
-        left_s = self._ends_s - self._clock()
-        if self._guess_s(what) > left_s:
-            raise LeftOut("no time left for it in --budget-s")
-        timeout_s = left_s + _GRACE_S
+    async def _measured(self, what: Cell, timeout_s: float) -> Point:
         step_tokens = self._settings.step_tokens
         match what:
             case Prompts():

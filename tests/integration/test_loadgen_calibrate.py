@@ -55,7 +55,7 @@ def test_without_time_nothing_is_written_and_the_reason_is_said(
         "loadgen: nothing is written: too few points: 0 lengths of prompts and 1 sizes of batches, "
         "where 3 of each are needed"
     )
-    assert "prompt of 2 tokens: no time left for it in --budget-s (left out)" in errors[2]
+    assert "left out for want of time (--budget-s 0.001), prompt of 2 tokens; prompt of 4 tokens; " in errors[2]
     assert not out.exists()
 
 

@@ -67,7 +67,12 @@ async def brief(go_on: asyncio.Event | None = None) -> AsyncIterator[int]:
         await go_on.wait()
         return web.Response(body=b"slow")
 
-    app.add_routes([web.get("/fast", fast), web.post("/fast", fast), web.get("/slow", slow)])
+    async def broken(_: web.Request) -> web.Response:
+        raise ValueError("a detail that is nobody's business")
+
+    app.add_routes(
+        [web.get("/fast", fast), web.post("/fast", fast), web.get("/slow", slow), web.get("/broken", broken)]
+    )
     runner = make_runner(app, headers_s=BRIEF_S)
     await runner.setup()
     try:
@@ -117,6 +122,19 @@ async def test_a_malformed_request_behind_a_good_one_is_answered_after_it() -> N
         line.writer.write(b"nonsense\r\n\r\n")
         assert (await line.answer())[0] == 400
         assert await line.until_closed() == b""
+
+
+async def test_a_crash_outside_the_applications_own_net_is_a_500_with_the_envelope_and_a_closed_connection() -> None:
+    with capture_logs() as logs:
+        async with brief() as port, connected(port) as line:
+            line.writer.write(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n" + HEAD)
+            status, headers, body = await line.answer()
+            assert await line.until_closed() == b""
+    assert status == 500
+    assert headers["connection"] == "close"
+    assert json.loads(body)["error"]["code"] == "internal_error"
+    assert b"detail" not in body
+    assert [entry["event"] for entry in logs].count("http_refused") == 1
 
 
 def test_thirty_seconds_are_enough_for_headers() -> None:

@@ -15,6 +15,9 @@ from loadgen.server import CannotStart
 from loadgen.step_times import FORMAT, ModelFile, write_model
 from shared.runtime.clock import monotonic
 
+BAD_OFF = 0.25
+"""A point that is missed by more than this is worth a warning."""
+
 
 def calibrate(settings: CalibrateSettings) -> int:
     """Measure, print how well the model fits, write it; return the exit status. Raises `CannotStart`."""
@@ -34,6 +37,8 @@ def calibrate(settings: CalibrateSettings) -> int:
     except Nonsense as why:
         raise CannotStart(f"nothing is written: {why}") from why
     Console().print(residual_table(fitted))
+    if fitted.worst_off > BAD_OFF:
+        sys.stderr.write("loadgen: some points are met badly: was the machine busy otherwise?\n")
     write_model(as_file(settings, measurements, fitted), settings.out)
     sys.stderr.write(f"written to {settings.out}\n")
     return EXIT_OK
@@ -41,7 +46,7 @@ def calibrate(settings: CalibrateSettings) -> int:
 
 def residual_table(fitted: Fit) -> Table:
     """Return how well the model meets each point, as a table."""
-    table = Table(title=f"Step times, ms; off by {fitted.median_off:.1%} in the median", title_justify="left")
+    table = Table(title=f"Step times, ms; {fitted}", title_justify="left")
     table.add_column("")
     for name in ("measured", "predicted", "off"):
         table.add_column(name, justify="right")
@@ -72,8 +77,7 @@ def as_file(settings: CalibrateSettings, measurements: Measurements, fitted: Fit
         name=measurements.model,
         source=(
             f"loadgen calibrate of {measurements.model} at {settings.url}: {kinds['prompt']} lengths of prompts, "
-            f"{kinds['decode']} decode batches and {kinds['mixed']} mixed steps, "
-            f"met to {fitted.median_off:.1%} in the median"
+            f"{kinds['decode']} decode batches and {kinds['mixed']} mixed steps, {fitted}"
         ),
         assumptions=(
             f"A step has at most {settings.step_tokens} tokens (--step-tokens).",

@@ -5,17 +5,15 @@ each next one, and the cost of each position that attention reads. Deviations co
 that a decode of 10 ms is met as closely as a prompt of a second.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from loadgen.calibrate_solve import non_negative_least_squares
 from shared.simulation.model import StepLoad, StepTimeModel
-
-Floats = npt.NDArray[np.float64]
 
 MIN_SIZES = 3
 """How many lengths of prompts and how many sizes of batches are needed to tell what a token costs."""
@@ -24,6 +22,12 @@ MAX_FALL = 0.2
 MAX_MEDIAN_OFF = 0.3
 MIN_CONTEXT_SPREAD = 4
 """The longest context must be so many times the shortest, for the cost of a position to be told from that of a row."""
+
+
+KNOT_RATIO = 4
+"""A curve bends at sizes so many times one another; those between show how straight it is, and average out noise."""
+MIN_LONGER_PROMPTS = 2
+"""How many prompts of several steps are needed to tell what later chunks cost more."""
 
 
 class Nonsense(Exception):
@@ -70,6 +74,15 @@ class Fit:
     def median_off(self) -> float:
         """Return the median deviation, without its sign."""
         return float(np.median([abs(residual.off) for residual in self.residuals]))
+
+    @property
+    def worst_off(self) -> float:
+        """Return the largest deviation, without its sign."""
+        return max(abs(residual.off) for residual in self.residuals)
+
+    def __str__(self) -> str:
+        """Say how well the points are met."""
+        return f"off by {self.median_off:.1%} in the median, {self.worst_off:.0%} at worst"
 
 
 def prompt_point(tokens: int, ms: float, *, step_tokens: int) -> Point:
@@ -157,10 +170,10 @@ class _Form:
         contexts = [point.context for point in decodes]
         # one decode is taken for a prompt of one token: more than one may cost more than as many tokens of a prompt
         return cls(
-            token_knots=tuple(sorted(lengths | {min(batches)})),
-            row_knots=tuple(sorted(batches)),
+            token_knots=_knots(lengths | {min(batches)}),
+            row_knots=_knots(batches),
             has_decode_reads=max(contexts) >= MIN_CONTEXT_SPREAD * min(contexts),
-            has_prefill_reads=any(len(point.steps) > 1 for point in prompts),
+            has_prefill_reads=sum(len(point.steps) > 1 for point in prompts) >= MIN_LONGER_PROMPTS,
         )
 
     @property
@@ -197,6 +210,14 @@ class _Form:
         )
 
 
+def _knots(sizes: Collection[int]) -> tuple[int, ...]:
+    knots = [min(sizes)]
+    for size in sorted(sizes):
+        if size >= KNOT_RATIO * knots[-1]:
+            knots.append(size)
+    return (*knots, max(sizes)) if knots[-1] < max(sizes) else tuple(knots)
+
+
 def _rises(knots: Sequence[int], number: int) -> Iterator[float]:
     """Yield how much of each rise between knots a number has behind it; beyond the last knot the last rise goes on."""
     last = len(knots) - 2
@@ -213,35 +234,3 @@ def _curve(knots: Sequence[int], rises_ms: Sequence[float]) -> tuple[tuple[int, 
 def _solve(form: _Form, points: Sequence[Point]) -> list[float]:
     rows = [np.sum([form.row(load) for load in point.steps], axis=0) / point.ms for point in points]
     return [float(amount) for amount in non_negative_least_squares(np.array(rows), np.ones(len(points)))]
-
-
-def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 that brings `matrix @ x` closest to `target` (Lawson and Hanson's method)."""
-    scale = np.linalg.norm(matrix, axis=0)
-    scale[scale == 0] = 1.0
-    scaled = matrix / scale
-    x = np.zeros(scaled.shape[1])
-    free = np.zeros(x.size, dtype=bool)
-    for _ in range(10 * x.size):  # each round frees one number; it ends long before, unless rounding makes it circle
-        pull = scaled.T @ (target - scaled @ x)
-        pull[free] = -np.inf
-        if pull.max() <= 1e-10:  # noqa: PLR2004 - columns and target are of size 1: this is rounding
-            break
-        free[pull.argmax()] = True
-        x = _best_with(scaled, target, free, x)
-    solution: Floats = x / scale
-    return solution
-
-
-def _best_with(matrix: Floats, target: Floats, free: npt.NDArray[np.bool_], x: Floats) -> Floats:
-    """Return the best x whose free numbers are positive; those that would fall below 0 are freed no longer."""
-    while free.any():
-        wanted = np.zeros(x.size)
-        wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-        below = free & (wanted <= 0)
-        if not below.any():
-            return wanted
-        x = x + (x[below] / (x[below] - wanted[below])).min() * (wanted - x)
-        free &= x > 1e-12  # noqa: PLR2004 - as good as 0 beside numbers of size 1
-        x[~free] = 0.0
-    return x

@@ -70,7 +70,7 @@ def test_what_the_server_refuses_is_left_out_with_its_reason(
 
 
 def test_the_same_measurements_make_the_same_bytes_without_a_date(tmp_path: Path) -> None:
-    points = [prompt_point(tokens, 5.0 + 0.4 * tokens, step_tokens=64) for tokens in (2, 8, 32, 64, 96)]
+    points = [prompt_point(tokens, 5.0 + 0.4 * tokens, step_tokens=64) for tokens in (2, 8, 32, 64, 96, 192)]
     points += [decode_point(streams, 20, 5.0 + 0.7 * streams) for streams in (1, 2, 4, 8)]
     settings = CalibrateSettings(url="http://h:1", step_tokens=64)
     left_out = ("prompt of 1024 tokens: http_400: too long",)
@@ -80,7 +80,7 @@ def test_the_same_measurements_make_the_same_bytes_without_a_date(tmp_path: Path
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     file = json.loads((tmp_path / "one").read_text())
     assert file["source"].startswith(
-        "loadgen calibrate of tiny at http://h:1: 5 lengths of prompts, 4 decode batches and 0 mixed steps, met to 0."
+        "loadgen calibrate of tiny at http://h:1: 6 lengths of prompts, 4 decode batches and 0 mixed steps, off by "
     )
     assert file["assumptions"] == [
         "A step has at most 64 tokens (--step-tokens).",

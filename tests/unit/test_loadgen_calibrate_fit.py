@@ -10,14 +10,14 @@ from loadgen.calibrate_fit import (
     decode_point,
     fit,
     mixed_point,
-    non_negative_least_squares,
     prompt_point,
 )
+from loadgen.calibrate_solve import non_negative_least_squares
 from shared.simulation.model import StepLoad, StepTimeModel
 
 TRUE = StepTimeModel(
     tokens_ms=((1, 9.5), (16, 12.0), (64, 41.0), (512, 260.0)),
-    decode_rows_ms=((0, 0.0), (1, 0.0), (8, 3.0), (64, 30.0)),
+    decode_rows_ms=((0, 0.0), (1, 0.0), (4, 3.0), (64, 30.0)),
     decode_read_ms_per_token=0.004,
     prefill_read_ms_per_token=0.002,
     prefill_pair_ms=0.00003,
@@ -64,7 +64,7 @@ def test_noise_of_three_percent_stays_noise_of_a_few_percent() -> None:
 
 def test_steps_of_one_length_make_a_flat_model_that_nothing_adds_to() -> None:
     found = fit(measured(StepTimeModel(tokens_ms=((1, 20.0),))))
-    assert [ms for _, ms in found.model.tokens_ms] == pytest.approx([20.0] * 10, abs=0.01)
+    assert [ms for _, ms in found.model.tokens_ms] == pytest.approx([20.0] * 6, abs=0.01)
     assert found.model.step_ms(StepLoad(640, 64, 64 * 1000)) == pytest.approx(20.0, abs=0.1)
 
 
@@ -76,6 +76,22 @@ def test_no_number_is_ever_negative_though_the_measurements_would_have_it_so() -
         assert heights == sorted(heights)
     assert model.decode_read_ms_per_token >= 0
     assert model.prefill_pair_ms >= 0
+
+
+def test_a_curve_bends_at_every_other_doubling_so_that_points_between_check_it() -> None:
+    model = fit(measured(TRUE)).model
+    assert [tokens for tokens, _ in model.tokens_ms] == [1, 4, 16, 64, 256, 512]
+    assert [rows for rows, _ in model.decode_rows_ms] == [0, 1, 4, 16, 64]
+    few = fit([point for point in measured(TRUE) if point.size < 64 or point.kind != "decode"]).model
+    assert [rows for rows, _ in few.decode_rows_ms] == [0, 1, 4, 16, 32]
+
+
+def test_one_prompt_of_several_steps_is_not_enough_to_say_what_later_chunks_cost() -> None:
+    found = fit(measured(TRUE, lengths=(*LENGTHS, 576)))
+    assert found.model.prefill_read_ms_per_token == found.model.prefill_pair_ms == 0
+    assert found.left_out == (
+        "What a later chunk of a prompt costs more than the first was not measured and counts nothing.",
+    )
 
 
 def test_what_was_not_measured_counts_nothing_and_is_said() -> None:
@@ -108,6 +124,14 @@ def test_mixed_steps_take_part_in_the_fit() -> None:
     found = fit([*measured(TRUE), *slow])
     assert [residual.off < -0.1 for residual in found.residuals[-2:]] == [True, True]
     assert max(residual.off for residual in found.residuals) > 0.01
+
+
+def test_a_fit_says_how_well_it_meets_half_of_the_points_and_the_worst() -> None:
+    points = measured(TRUE)
+    points[0] = took(points[0], TRUE, 2.0)
+    found = fit(points)
+    assert found.worst_off == abs(found.residuals[0].off) > 0.3
+    assert str(found) == f"off by {found.median_off:.1%} in the median, {found.worst_off:.0%} at worst"
 
 
 def test_too_few_points_are_refused() -> None:

@@ -44,8 +44,10 @@ class Metrics:
         self._tokens_filled = self._gauge("kv_tokens_filled", "Positions of used KV blocks that hold a token.")
         self._tokens_reserved = self._gauge(
             "kv_tokens_reserved",
-            "Positions of used KV blocks that are set aside for tokens that may still come. What is in neither, "
-            "kv_blocks_used * block size - kv_tokens_filled - kv_tokens_reserved, is wasted within blocks.",
+            "Positions of used KV blocks that are set aside for tokens that may still come.",
+        )
+        self._tokens_internal = self._gauge(
+            "kv_tokens_internal", "Positions of used KV blocks that will never hold a token."
         )
         self._preemptions = self._leaders("preemptions", "Requests that gave up their KV blocks, in the whole pool.")
         self._prefix_queries = self._leaders(
@@ -72,6 +74,7 @@ class Metrics:
         self._blocks_cached.set(report.blocks_cached)
         self._tokens_filled.set(report.kv_tokens_filled)
         self._tokens_reserved.set(report.kv_tokens_reserved)
+        self._tokens_internal.set(report.kv_tokens_internal)
         self._preemptions.follow(report.preemptions)
         self._prefix_queries.follow(report.prefix_queries)
         self._prefix_hits.follow(report.prefix_hits)

@@ -26,6 +26,7 @@ def report_of(state: State, length_served: int) -> PoolReport:
         kv_tokens_reserved=sum(of_worker.reserved for of_worker in use),
         prefix_queries=state.prefix_queries,
         prefix_hits=state.prefix_hits,
+        kv_tokens_internal=sum(of_worker.internal for of_worker in use),
     )
 
 

@@ -205,7 +205,8 @@ class PoolReport(Struct, frozen=True, array_like=True):
     """The leader's figures. ``length_served`` is 0 until a worker was claimed. ``blocks_used`` are held by requests.
 
     Of the positions held by requests ``kv_tokens_filled`` hold a token, ``kv_tokens_reserved`` are set aside for tokens
-    that may still come; the rest can never be used. ``prefix_*`` count tokens of newcomers since this leader began.
+    that may still come, ``kv_tokens_internal`` will never hold one. ``prefix_*`` count tokens of newcomers since this
+    leader began.
     """
 
     workers: int = 0
@@ -220,6 +221,7 @@ class PoolReport(Struct, frozen=True, array_like=True):
     kv_tokens_reserved: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    kv_tokens_internal: int = 0
 
 
 class HeldRequest(Struct, frozen=True, array_like=True):

@@ -61,11 +61,14 @@ def test_whatever_leaders_report_no_counter_ever_goes_down(leaders: list[list[in
 def test_the_gauges_show_the_last_report() -> None:
     metrics = Metrics()
     for cached, filled, reserved in ((9, 90, 9), (3, 40, 8)):
-        report = PoolReport(blocks_cached=cached, kv_tokens_filled=filled, kv_tokens_reserved=reserved)
+        report = PoolReport(
+            blocks_cached=cached, kv_tokens_filled=filled, kv_tokens_reserved=reserved, kv_tokens_internal=cached + 1
+        )
         metrics.reported(report)
     assert shown(metrics, "slipstream_kv_blocks_cached") == 3
     assert shown(metrics, "slipstream_kv_tokens_filled") == 40
     assert shown(metrics, "slipstream_kv_tokens_reserved") == 8
+    assert shown(metrics, "slipstream_kv_tokens_internal") == 4
 
 
 def test_the_help_says_in_what_a_cache_is_counted_and_what_waste_is() -> None:
@@ -74,4 +77,4 @@ def test_the_help_says_in_what_a_cache_is_counted_and_what_waste_is() -> None:
     assert helps["slipstream_prefix_cache_queries_total"].startswith("Tokens")
     assert helps["slipstream_prefix_cache_hits_total"].startswith("Tokens")
     assert "may still come" in helps["slipstream_kv_tokens_reserved"]
-    assert "kv_blocks_used * block size - kv_tokens_filled" in helps["slipstream_kv_tokens_reserved"]
+    assert "never hold a token" in helps["slipstream_kv_tokens_internal"]

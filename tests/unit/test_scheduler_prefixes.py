@@ -112,4 +112,4 @@ def test_the_report_tells_what_was_found_and_what_memory_is_used_for() -> None:
     report = desk.held().report
     assert (report.prefix_queries, report.prefix_hits) == (2 * PROMPT, 8)
     assert (report.blocks_used, report.blocks_cached) == (3, 0)
-    assert (report.kv_tokens_filled, report.kv_tokens_reserved) == (9, 2)
+    assert (report.kv_tokens_filled, report.kv_tokens_reserved, report.kv_tokens_internal) == (9, 2, 1)

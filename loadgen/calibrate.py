@@ -82,7 +82,7 @@ def as_file(settings: CalibrateSettings, measurements: Measurements, fitted: Fit
         assumptions=(
             f"A step has at most {settings.step_tokens} tokens (--step-tokens).",
             f"Batches of up to {settings.max_streams} streams were asked for, within {settings.budget_s:g} s.",
-            f"{measurements.overhead_ms:.1f} ms that a request takes beyond its steps are taken off its first token.",
+            f"A request takes {fitted.overhead_ms:.1f} ms beyond the steps to its first token: no part of the model.",
             "Least squares of relative deviations, no number below 0.",
             *(f"Left out: {sentence}." for sentence in measurements.left_out),
             *fitted.left_out,

@@ -17,7 +17,7 @@ class Prompts:
     repeats: int
 
     def __str__(self) -> str:
-        return f"prompt of {self.tokens} tokens"
+        return f"prompt of {self.tokens} token{'s' if self.tokens > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ Cell = Prompts | Batch | Mixed
 def to_measure(step_tokens: int, max_streams: int) -> list[Cell]:
     """Return what to measure, what tells most first: should time run out, what is left out matters least."""
     streams = _doubling(1, max_streams)
-    within_a_step = [Prompts(tokens, 5 if tokens <= SHORT_PROMPT else 3) for tokens in _doubling(2, step_tokens)]
+    within_a_step = [Prompts(tokens, 5 if tokens <= SHORT_PROMPT else 3) for tokens in _doubling(1, step_tokens)]
     tail = step_tokens // 8  # a last chunk of another size tells what a position costs from what a pair costs
     longer = [Prompts(tokens, 3) for tokens in (step_tokens + tail, 2 * step_tokens, 3 * step_tokens - tail)]
     batches = [Batch(number, tokens) for tokens in LONG_PROMPTS for number in streams]

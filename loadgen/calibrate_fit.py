@@ -1,8 +1,8 @@
 """Fits a step-time model to measured steps: least squares in which nothing may cost less than nothing.
 
-Every number of the model is a sum of amounts that are 0 or more: a curve's value at its first point and its rise to
-each next one, and the cost of each position that attention reads. Deviations count relative to what was measured, so
-that a decode of 10 ms is met as closely as a prompt of a second.
+Every number is a sum of amounts that are 0 or more: a curve's value at its first point and its rise to each next one,
+the cost of each position that attention reads, and what a request takes beyond its steps. Deviations count relative to
+what was measured, so that a decode of 10 ms is met as closely as a prompt of a second.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -38,6 +38,9 @@ class Nonsense(Exception):
 class Point:
     """One measurement: the steps that were computed, and the milliseconds they took together.
 
+    A prompt's milliseconds last from its sending to its first token: they have in them what a request takes beyond its
+    steps. The others' are steps alone.
+
     `size` is tokens of a prompt, or streams of a decode batch; `context` the positions that each of them read. A mixed
     step has both: `size` is then the prompt's.
     """
@@ -64,9 +67,10 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A model, how well it meets each point, and what could not be told."""
+    """A model, what a request takes beyond its steps, how well both meet each point, and what could not be told."""
 
     model: StepTimeModel
+    overhead_ms: float
     residuals: tuple[Residual, ...]
     left_out: tuple[str, ...]
 
@@ -86,7 +90,7 @@ class Fit:
 
 
 def prompt_point(tokens: int, ms: float, *, step_tokens: int) -> Point:
-    """Return the point of a lone prompt that is computed in chunks of `step_tokens`."""
+    """Return the point of a lone prompt that is computed in chunks of `step_tokens` and has its first token by then."""
     starts = range(0, tokens, step_tokens)
     steps = tuple(_chunk(start, min(step_tokens, tokens - start)) for start in starts)
     return Point("prompt", tokens, tokens, steps, ms)
@@ -120,9 +124,13 @@ def fit(points: Sequence[Point]) -> Fit:
     _check_rising("longer prompts", [point for point in prompts if len(point.steps) == 1])
     _check_rising("larger batches", _shortest_of_each_size(decodes))
     form = _Form.of(prompts, decodes)
-    model = form.model(_solve(form, points))
-    residuals = tuple(Residual(point, sum(map(model.step_ms, point.steps))) for point in points)
-    fitted = Fit(model, residuals, form.left_out)
+    *amounts, overhead_ms = _solve(form, points)
+    model = form.model(amounts)
+    residuals = tuple(
+        Residual(point, sum(map(model.step_ms, point.steps)) + overhead_ms * (point.kind == "prompt"))
+        for point in points
+    )
+    fitted = Fit(model, overhead_ms, residuals, form.left_out)
     if fitted.median_off > MAX_MEDIAN_OFF:
         raise Nonsense(
             f"the model misses half of the points by more than {fitted.median_off:.0%}: was the machine busy otherwise?"
@@ -232,5 +240,7 @@ def _curve(knots: Sequence[int], rises_ms: Sequence[float]) -> tuple[tuple[int, 
 
 
 def _solve(form: _Form, points: Sequence[Point]) -> list[float]:
-    rows = [np.sum([form.row(load) for load in point.steps], axis=0) / point.ms for point in points]
+    """Return the model's numbers and, last, what a request takes beyond its steps."""
+    costs = [[*np.sum([form.row(load) for load in point.steps], axis=0), point.kind == "prompt"] for point in points]
+    rows = [np.array(cost, dtype=np.float64) / point.ms for cost, point in zip(costs, points, strict=True)]
     return [float(amount) for amount in non_negative_least_squares(np.array(rows), np.ones(len(points)))]

@@ -1,8 +1,8 @@
 """Measures how long an idle server's steps take, as a client that only sees tokens come.
 
-A decode step is the gap between two tokens of a stream while a known number of streams runs. A prompt's steps are the
-time to its first token, less what every request takes beyond its steps: the time to the first token of a prompt of one
-token, less one step of one stream.
+A decode step is the gap between two tokens of a stream while a known number of streams runs; a mixed one is such a gap
+with a prompt's first token at its end. A lone prompt shows the time to its first token, which has more in it than its
+steps: what more is left to the fit.
 """
 
 import asyncio
@@ -34,7 +34,6 @@ class Measurements:
     """What a server showed. `left_out` are sentences."""
 
     model: str
-    overhead_ms: float
     points: tuple[Point, ...]
     left_out: tuple[str, ...]
 
@@ -69,7 +68,6 @@ class _Survey:
         self._clock = clock
         self._ends_s = ends_s
         self._say = say
-        self._overhead_s = 0.0
         self._token_s = 0.0
         self._step_s = 0.0
 
@@ -91,22 +89,18 @@ class _Survey:
         if too_late:
             left_out.append(f"for want of time (--budget-s {self._settings.budget_s:g}), {'; '.join(too_late)}")
             self._say(f"left out {left_out[-1]}")
-        return Measurements(model, self._overhead_s * 1000, tuple(points), tuple(left_out))
+        return Measurements(model, tuple(points), tuple(left_out))
 
     async def _first(self) -> Point:
-        """Return one stream's step, and learn what a request takes beyond its steps."""
+        """Return one stream's step, and find out whether anything can be measured at all."""
         alone, timeout_s = Batch(1, SHORT_PROMPT), self._settings.budget_s + _GRACE_S
         try:
-            await self._probe.first_token_s(SHORT_PROMPT, timeout_s)  # the very first may find a server asleep
-            step_s, context = await self._probe.step_s(alone, self._settings.step_tokens, timeout_s)
-            first_s = await self._probe.median_first_token_s(Prompts(1, 7), timeout_s)
+            self._token_s = await self._probe.first_token_s(SHORT_PROMPT, timeout_s)  # of a server asleep, perhaps
+            self._step_s, context = await self._probe.step_s(alone, self._settings.step_tokens, timeout_s)
         except LeftOut as why:
             raise CannotStart(f"nothing can be measured: {why}") from why
-        self._overhead_s = max(0.0, first_s - step_s)
-        self._token_s, self._step_s = first_s, step_s
-        self._say(f"{alone}: {step_s * 1000:.1f} ms")
-        self._say(f"a request beyond its steps: {self._overhead_s * 1000:.1f} ms")
-        return decode_point(1, context, step_s * 1000)
+        self._say(f"{alone}: {self._step_s * 1000:.1f} ms")
+        return decode_point(1, context, self._step_s * 1000)
 
     async def _measured(self, what: Cell, timeout_s: float) -> Point:
         step_tokens = self._settings.step_tokens
@@ -114,7 +108,7 @@ class _Survey:
             case Prompts():
                 first_s = await self._probe.median_first_token_s(what, timeout_s)
                 self._token_s = first_s / what.tokens
-                return prompt_point(what.tokens, (first_s - self._overhead_s) * 1000, step_tokens=step_tokens)
+                return prompt_point(what.tokens, first_s * 1000, step_tokens=step_tokens)
             case Batch():
                 self._step_s, context = await self._probe.step_s(what, step_tokens, timeout_s)
                 return decode_point(what.streams, context, self._step_s * 1000)

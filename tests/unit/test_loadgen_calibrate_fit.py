@@ -22,13 +22,14 @@ TRUE = StepTimeModel(
     prefill_read_ms_per_token=0.002,
     prefill_pair_ms=0.00003,
 )
-LENGTHS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+OVERHEAD_MS = 4.0
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LONGER = (576, 1024, 1088, 1536)
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def took(point: Point, model: StepTimeModel, noise: float = 1.0) -> Point:
-    ms = sum(model.step_ms(step) for step in point.steps) * noise
+    ms = (sum(model.step_ms(step) for step in point.steps) + OVERHEAD_MS * (point.kind == "prompt")) * noise
     return Point(point.kind, point.size, point.context, point.steps, ms)
 
 
@@ -49,6 +50,7 @@ def test_a_known_model_is_found_again() -> None:
     assert found.model.prefill_pair_ms == pytest.approx(0.00003, rel=0.01)
     assert found.model.prefill_read_ms_per_token == pytest.approx(0.002, rel=0.05)
     assert found.left_out == ()
+    assert found.overhead_ms == pytest.approx(OVERHEAD_MS, rel=0.01)
     mixed = StepLoad(300, decode_rows=24, decode_read_tokens=24 * 500, prefill_read_tokens=512, prefill_pairs=150_000)
     assert found.model.step_ms(mixed) == pytest.approx(TRUE.step_ms(mixed), rel=0.02)
 
@@ -137,7 +139,7 @@ def test_a_fit_says_how_well_it_meets_half_of_the_points_and_the_worst() -> None
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(Nonsense, match="too few points: 2 lengths of prompts and 7 sizes of batches"):
         fit(measured(TRUE, lengths=(16, 32, 1024)))
-    with pytest.raises(Nonsense, match="too few points: 9 lengths of prompts and 0 sizes of batches"):
+    with pytest.raises(Nonsense, match="too few points: 10 lengths of prompts and 0 sizes of batches"):
         fit(measured(TRUE, contexts=()))
 
 

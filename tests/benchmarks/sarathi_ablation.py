@@ -1,0 +1,87 @@
+"""Sarathi-Serve's ablation (Table 4) in virtual time: what chunks and what hybrid batches do, alone and together.
+
+Run from the root of the project: ``python -m tests.benchmarks.sarathi_ablation SHAREGPT.csv [SEEDS]``, where the file
+has the lengths of openchat_sharegpt4 (``num_prefill_tokens,num_decode_tokens,...``). Takes about a minute.
+
+Model: Yi-34B on 2 A100, from the artefact's step times. 128 requests at Poisson times, at most 128 at once, one worker;
+sharegpt at 1.0 a second with lengths from the file, arxiv at 0.5 a second with lognormal lengths fitted to the paper's
+medians and 90th percentiles, cut at 16,384 in total. The budget is the paper's 1,024 and the artefact's 512.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from loadgen.simulate_lengths import LogNormal, Pair, draw_pairs, read_pairs, sample_pairs
+from loadgen.simulate_summary import SimulationSummary, summarise_simulation
+from loadgen.simulate_workload import poisson_arrivals
+from loadgen.step_times import load_model
+from shared.simulation.records import Setup
+from shared.simulation.simulator import simulate
+
+REQUESTS = 128
+LONGEST_ARXIV = 16_384
+POLICIES = ("hybrid-only", "chunked-only", "sarathi")
+BUDGETS = (1024, 512)
+PAPER = {
+    "sharegpt": {"hybrid-only": (0.53, 0.68), "chunked-only": (1.04, 0.17), "sarathi": (0.76, 0.14)},
+    "arxiv": {"hybrid-only": (3.78, 1.38), "chunked-only": (5.38, 0.20), "sarathi": (3.90, 0.17)},
+}
+MODEL = load_model("sarathi-yi-34b").model
+
+Draw = Callable[[np.random.Generator], list[Pair]]
+
+
+def arxiv(source: np.random.Generator) -> list[Pair]:
+    """Return lengths like those of arxiv_summarization (§5)."""
+    pairs = draw_pairs(LogNormal(7059, 12985, LONGEST_ARXIV), LogNormal(208, 371, LONGEST_ARXIV), REQUESTS, source)
+    return [(min(prompt, LONGEST_ARXIV - output), output) for prompt, output in pairs]
+
+
+def run(policy: str, budget: int, pairs: list[Pair], rate: float, seed: int) -> SimulationSummary:
+    """Serve the requests. Hybrid-only never cuts a prompt, whatever the budget."""
+    setup = Setup(
+        MODEL,
+        kv_tokens=MODEL.kv_tokens or 0,
+        policy=policy,
+        max_num_batched_tokens=budget,
+        max_num_seqs=128,
+        max_model_len=LONGEST_ARXIV,
+    )
+    return summarise_simulation(simulate(setup, poisson_arrivals(pairs, rate, seed)))
+
+
+def figures(policy: str, budget: int, draw: Draw, rate: float, seeds: int) -> tuple[float, float]:
+    """Return the median over the seeds of P50 TTFT and P99 TBT, in seconds."""
+    found = [run(policy, budget, draw(np.random.default_rng(seed)), rate, seed) for seed in range(seeds)]
+    return (
+        median(summary.ttft_s.p50 for summary in found if summary.ttft_s),
+        median(summary.tbt_s.p99 for summary in found if summary.tbt_s),
+    )
+
+
+def table(name: str, draw: Draw, rate: float, seeds: int) -> None:
+    """Print one workload, the paper beside ours for each budget."""
+    heads = "".join(f" TTFT P50 @{budget} | TBT P99 @{budget} |" for budget in BUDGETS)
+    print(f"\n## {name}, {rate:g} requests a second, seconds, median of {seeds} seeds\n")
+    print(f"| scheduler | paper TTFT P50 | paper TBT P99 |{heads}")
+    print("|---|---|---|" + "---|---|" * len(BUDGETS))
+    for policy in POLICIES:
+        ours = [figures(policy, budget, draw, rate, seeds) for budget in BUDGETS]
+        cells = "".join(f" {ttft_s:.2f} | {tbt_s:.2f} |" for ttft_s, tbt_s in ours)
+        paper_ttft_s, paper_tbt_s = PAPER[name][policy]
+        print(f"| {policy} | {paper_ttft_s:.2f} | {paper_tbt_s:.2f} |{cells}", flush=True)
+
+
+def main(path: Path, seeds: int) -> None:
+    """Print both workloads."""
+    rows = read_pairs(path)
+    table("sharegpt", lambda source: sample_pairs(rows, REQUESTS, source), 1.0, seeds)
+    table("arxiv", arxiv, 0.5, seeds)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 11)

@@ -1,9 +1,10 @@
 """Fair queue: a virtual token counter for each tenant (VTC, Sheng et al., OSDI'24)."""
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush, merge
 
+from shared.ids import RequestId
 from shared.scheduling.orders.port import Place
 from shared.scheduling.request import Request
 
@@ -43,18 +44,23 @@ class Fair:
         return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Request]:
-        rest = {tenant: iter(line.copy()) for tenant, line in self._lines.items()}
-        seen: set[str] = set()
-        if self._until_oldest == 1 and self._lines:
-            oldest = min((line[0] for line in self._lines.values()), key=_by_arrival)
-            seen.add(oldest.id)
-            yield oldest
-        heads = [self._entry(request) for line in rest.values() if (request := next(line, None)) is not None]
+        lines = {tenant: line.copy() for tenant, line in self._lines.items()}
+        by_arrival = merge(*lines.values(), key=_by_arrival)
+        by_service = self._least_served_first(lines)
+        yielded: set[RequestId] = set()
+        for _ in range(len(self)):  # charges that come meanwhile count: whose turn it is is asked for each
+            order = by_arrival if self._until_oldest == 1 else by_service
+            request = next(request for request in order if request.id not in yielded)
+            yielded.add(request.id)
+            yield request
+
+    def _least_served_first(self, lines: Mapping[str, Sequence[Request]]) -> Iterator[Request]:
+        rest = {tenant: iter(line) for tenant, line in lines.items()}
+        heads = [self._entry(next(line)) for line in rest.values()]
         heapify(heads)
         while heads:
             request = heappop(heads)[-1]
-            if request.id not in seen:
-                yield request
+            yield request
             behind = next(rest[request.tenant], None)
             if behind is not None:
                 heappush(heads, self._entry(behind))

@@ -118,7 +118,8 @@ class Planner:
     def _measure(self) -> None:
         budget = self.limits.max_num_batched_tokens
         if not self.policy.cuts_prompts:
-            budget = max(budget, self.state.length_served)
+            longest = self.state.length_served
+            budget = max(budget, longest + -longest % self.limits.tile_tokens)  # or whole tiles would not take it whole
         self.limits_of_a_step = replace(self.limits, max_num_batched_tokens=budget)
 
     def _let_complete_ones_leave(self, worker: WorkerView) -> None:

@@ -6,6 +6,7 @@ A hash is 128 bits, keyed: who does not know the worker's key cannot make two co
 import struct
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import NewType, Protocol
 
 BlockHash = NewType("BlockHash", bytes)
@@ -39,16 +40,21 @@ class HashChain:
         if not self._is_hashable:
             return
         try:
-            data = self._rest + struct.pack(f"<{len(token_ids)}Q", *token_ids)
+            packed = struct.pack(f"<{len(token_ids)}Q", *token_ids)
         except struct.error:
             self._is_hashable = False
-            return
+            packed = b"".join(struct.pack("<Q", token) for token in takewhile(_is_possible, token_ids))
+        data = self._rest + packed
         full = len(data) - len(data) % self._block_bytes
         for start in range(0, full, self._block_bytes):
             block = self._parent + data[start : start + self._block_bytes]
             self._parent = blake2b(block, key=self._key, digest_size=HASH_BYTES).digest()
             self.hashes.append(BlockHash(self._parent))
         self._rest = data[full:]
+
+
+def _is_possible(token: int) -> bool:
+    return 0 <= token < 1 << 8 * TOKEN_BYTES
 
 
 class TokenPrefix:

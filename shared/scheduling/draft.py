@@ -1,5 +1,6 @@
 """A step while it is being filled: the one ledger through which a policy spends tokens and blocks."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -26,9 +27,9 @@ class Draft:
     _admitted: list[Admission] = field(init=False, default_factory=list)
     _preempted: list[RequestId] = field(init=False, default_factory=list)
     _invited: Request | None = field(init=False, default=None)
-    """Somebody gave way for this one: until it is admitted, nobody else gets what it needs."""
+    """More urgent than some who run: until it is admitted, nobody else gets what it needs."""
     _set_aside: int = field(init=False, default=0)
-    """Blocks that it needs."""
+    """Unheld blocks that it needs, with those of its beginning: should one be evicted, another takes its place."""
 
     def __post_init__(self) -> None:
         self.budget = TokenBudget(self.limits.step_tokens)
@@ -40,6 +41,11 @@ class Draft:
     def previous_prefilled(self) -> bool:
         """True if this worker's step before this one computed any part of a prompt."""
         return self.worker.previous is not None and self.worker.previous.prefills
+
+    @property
+    def is_full(self) -> bool:
+        """True if nobody more can be admitted: no tokens or no seats are left."""
+        return not self.budget.left or not self._has_free_seat()
 
     @property
     def feeds_anybody(self) -> bool:
@@ -68,10 +74,11 @@ class Draft:
 
     # -- what a policy does -------------------------------------------------------------------------------------
 
-    def make_way(self) -> None:
+    def make_way(self, *, whole: bool = False) -> None:
         """Let the least urgent of the running give way, if the next in line is more urgent and finds no place.
 
-        Only under a queue order that takes places. What is made free is kept for the one who waits.
+        Only under a queue order that takes places. What it needs is kept for it, from those who run as well.
+        ``whole``: only if all that it misses fits into the step beside a token for each of those who go on.
         """
         if not self.state.line.takes_places:
             return
@@ -79,11 +86,15 @@ class Draft:
         if head is None or head.slices_in_flight:
             return
         victims = self._victims_for(head)
+        if victims is None or (whole and self.missing(head) > self.budget.left - self._going_on(victims)):
+            return
+        takes_a_place = bool(victims) or any(self._may_give_way(other, head) for other in reversed(self.worker.running))
         for victim in victims:
             self._preempt(victim)
-        if victims:
+        if takes_a_place:
+            found = self._found(head)
             self._invited = head
-            self._set_aside = self._new_blocks_at_admission(head, self._found(head))
+            self._set_aside = self._new_blocks_at_admission(head, found) + self._unheld(found)
 
     def extend(self, request: Request, at_most: int | None = None) -> None:
         """Give a running request what it misses, as far as the budget goes; ``at_most`` so many tokens.
@@ -92,7 +103,7 @@ class Draft:
         does: it waits for a block instead.
         """
         count = min(request.missing_tokens, self.budget.left if at_most is None else min(at_most, self.budget.left))
-        if request.phase is not Phase.RUNNING or not count:
+        if request.phase is not Phase.RUNNING or not count or not self._has_row_for(request):
             return
         lacking = self.worker.pool.blocks_for(request.computed + count) - len(request.blocks)
         if lacking > 0 and not self._make_room(request, lacking):
@@ -162,11 +173,22 @@ class Draft:
         seats = self.limits.max_num_seqs
         return len(self.worker.running) < seats * self.limits.stages and len(self._slices) < seats
 
+    def _has_row_for(self, request: Request) -> bool:
+        """Return whether the step takes one more: of several stages all may be waiting to be fed at once."""
+        return request.id in self._slices or len(self._slices) < self.limits.max_num_seqs
+
     def _blocks_lacking(self, request: Request, found: tuple[BlockId, ...]) -> int:
         """Return how many blocks must be freed before the request may begin; 0 or less if it may."""
-        pool = self.worker.pool
-        kept_free = int(WATERMARK * pool.blocks) if self.kv.is_on_demand and self.worker.running else 0
-        return self._new_blocks_at_admission(request, found) + kept_free - pool.free_beside(found)
+        beside = 0 if request is self._invited else len(self.worker.running)
+        new = self._new_blocks_at_admission(request, found)
+        return new + self._kept_free(beside) - self.worker.pool.free_beside(found)
+
+    def _kept_free(self, others: int) -> int:
+        """Return how many blocks an admission must leave for the next tokens of so many who run."""
+        return int(WATERMARK * self.worker.pool.blocks) if self.kv.is_on_demand and others else 0
+
+    def _unheld(self, blocks: tuple[BlockId, ...]) -> int:
+        return self.worker.pool.free - self.worker.pool.free_beside(blocks)
 
     def _new_blocks_at_admission(self, request: Request, found: tuple[BlockId, ...]) -> int:
         footprint = request.footprint
@@ -185,19 +207,32 @@ class Draft:
 
     # -- giving way ---------------------------------------------------------------------------------------------
 
-    def _victims_for(self, head: Request) -> list[Request]:
-        """Return who must give way so that the next in line can begin: the fewest, from the least urgent on."""
-        lacking = self._blocks_lacking(head, self._found(head))
+    def _victims_for(self, head: Request) -> list[Request] | None:
+        """Return who must give way so that the next in line can begin: from the least urgent on, no more than needed.
+
+        None if not even all of them would do.
+
+        A block that victims share is free when the last of them has gone, and one that the head will share is not.
+        """
+        pool, running = self.worker.pool, self.worker.running
+        found = self._found(head)
+        lacking = self._new_blocks_at_admission(head, found) - pool.free_beside(found)
         has_seat = self._has_free_seat()
+        candidates = (request for request in reversed(running) if self._may_give_way(request, head))
         victims: list[Request] = []
-        for victim in reversed(self.worker.running):
-            if has_seat and lacking <= 0:
-                break
-            if self._may_give_way(victim, head):
-                victims.append(victim)
-                has_seat = True
-                lacking -= sum(self.worker.pool.holders(block) == 1 for block in victim.blocks)
-        return victims if has_seat and lacking <= 0 else []
+        given: Counter[BlockId] = Counter()
+        while not has_seat or lacking + self._kept_free(len(running) - len(victims)) > 0:
+            victim = next(candidates, None)
+            if victim is None:
+                return None
+            victims.append(victim)
+            has_seat = True
+            given.update(victim.blocks)
+            lacking -= sum(given[block] == pool.holders(block) for block in victim.blocks if block not in found)
+        return victims
+
+    def _going_on(self, victims: list[Request]) -> int:
+        return sum(request not in victims for request in self.running())
 
     def _may_give_way(self, victim: Request, head: Request) -> bool:
         is_less_urgent = victim.priority > head.priority and self._place(victim) > self._place(head)
@@ -242,7 +277,7 @@ class Draft:
             self._slices[request.id] = replace(begun, count=begun.count + count, new_blocks=more, samples=samples)
         request.computed += count
         request.output_tokens += samples
-        if request.prefix is not None:
+        if request.prefix is not None and self.kv.is_on_demand:
             self._note_fills(request, start)
 
     def _note_fills(self, request: Request, start: int) -> None:

@@ -35,6 +35,8 @@ def _admit(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:
     """Admit in queue order and return the long ones, whether they have begun or found their share used up."""
     long_ones: list[Request] = []
     for request in draft.waiting():
+        if draft.is_full:
+            break
         missing = draft.missing(request)
         if missing <= cap:
             if not draft.admit(request):

@@ -5,7 +5,7 @@ from shared.scheduling.draft import Draft
 
 def hybrid_only(draft: Draft) -> None:
     """Feed decodes and whole prompts in one step: the first token comes soon, and every stream waits for the prompt."""
-    draft.make_way()
+    draft.make_way(whole=True)
     for request in draft.running():
         draft.extend(request)
     for request in draft.waiting():

@@ -5,7 +5,7 @@ from shared.scheduling.draft import Draft
 
 def orca(draft: Draft) -> None:
     """Select by arrival, whole prompts; a head that does not fit stops the scan, so nobody overtakes."""
-    draft.make_way()
+    draft.make_way(whole=True)
     for request in draft.running():  # before all who wait, whom they precede: nobody is admitted before an earlier one
         draft.extend(request)
     for request in draft.waiting():

@@ -1,127 +1,125 @@
-"""A worker made of counters, for tests of the planner: it executes steps in order and notices every wrong block."""
+"""What tests of the planner share: one worker, an iteration at a time, and every invariant that a plan can show."""
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
-from shared.ids import BlockId, RequestId, WorkerId
+from shared.ids import RequestId, WorkerId
+from shared.paging.block_hash import TokenPrefix
 from shared.paging.pool import BlockPool
 from shared.paging.reservation import KV_MANAGERS
 from shared.scheduling import invariants
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders import ORDERS
-from shared.scheduling.planner import Outcome, Planner
+from shared.scheduling.planner import Planner
 from shared.scheduling.policies import POLICIES
 from shared.scheduling.request import Request
 from shared.scheduling.state import WorkerView
-from shared.scheduling.step import Slice, Step
+from shared.scheduling.step import Step
+from tests.model_worker import KEY, Host, ModelWorker, Published, Row, Submission
 
 
-@dataclass
-class ModelWorker:
-    """Writes (request, attempt, position) into blocks and reads the whole context back, as a real one does with KV."""
+class Shape(TypedDict, total=False):
+    """What a bench may be told beside its caps."""
 
-    block_tokens: int
-    answers: dict[RequestId, int]
-    """How many tokens each request generates before it ends by itself."""
-    memory: dict[tuple[BlockId, int], tuple[RequestId, int]] = field(default_factory=dict)
-    tables: dict[RequestId, list[BlockId]] = field(default_factory=dict)
-    sampled: dict[RequestId, int] = field(default_factory=dict)
-    iterations: dict[RequestId, int] = field(default_factory=dict)
-    attempts: dict[RequestId, int] = field(default_factory=dict)
-    ended: set[RequestId] = field(default_factory=set)
-
-    def execute(self, step: Step, requests: dict[RequestId, Request]) -> list[Outcome]:
-        for request in step.released:
-            del self.tables[request]  # a release of somebody unknown, or a second one, is a KeyError
-            self.ended.discard(request)
-            del self.sampled[request]
-        for request in step.preempted:
-            self.tables[request] = []
-        for admission in step.admitted:
-            if admission.is_new:
-                self.tables[admission.request] = list(admission.blocks)
-                known = requests.get(admission.request)
-                self.attempts[admission.request] = known.attempt if known else 0
-                self.sampled[admission.request] = 0
-        return [self._run(slice_) for slice_ in step.slices]
-
-    def _run(self, slice_: Slice) -> Outcome:
-        request = slice_.request
-        attempt = self.attempts[request]
-        self.tables[request].extend(slice_.new_blocks)
-        if request in self.ended:
-            return Outcome(request, attempt, ended=False)
-        for position in range(slice_.start, slice_.start + slice_.count):
-            self.memory[self._slot(request, position)] = (request, position)
-        for position in range(slice_.start + slice_.count):
-            assert self.memory[self._slot(request, position)] == (request, position), "somebody else wrote this block"
-        self.iterations[request] = self.iterations.get(request, 0) + 1
-        if slice_.samples:
-            self.sampled[request] += 1
-        ended = slice_.samples and self.sampled[request] >= self.answers[request]
-        if ended:
-            self.ended.add(request)
-        return Outcome(request, attempt, ended)
-
-    def _slot(self, request: RequestId, position: int) -> tuple[BlockId, int]:
-        return self.tables[request][position // self.block_tokens], position % self.block_tokens
+    block: int
+    kv: str
+    order: str
+    max_model_len: int
+    long_prefill_tokens: int
+    tile_tokens: int
+    stages: int
 
 
-@dataclass
-class Host:
-    """A model worker with the steps that were sent to it and the results it has not been heard of."""
+class Facts(TypedDict, total=False):
+    """What a request may say beside its lengths."""
 
-    model: ModelWorker
-    steps: deque[Step] = field(default_factory=deque)
-    results: deque[list[Outcome]] = field(default_factory=deque)
+    priority: int
+    tenant: str
+    at_ms: int
+    salt: str
 
 
 class Bench:
-    """One planner and one model worker, an iteration at a time (depth 1), in the words of the worked examples."""
+    """One planner and one model worker, an iteration at a time (depth 1), in the words of the worked examples.
+
+    A prompt given as a number has tokens that no other has; one given as ids is looked up in the prefix cache.
+    """
 
     def __init__(
-        self,
-        policy: str,
-        *,
-        seqs: int = 8,
-        budget: int = 512,
-        blocks: int = 1000,
-        block: int = 16,
-        kv: str | None = None,
-        max_model_len: int = 100_000,
-        order: str = "fcfs",
-        **more_limits: int,
+        self, policy: str, *, seqs: int = 8, budget: int = 512, blocks: int = 1000, **shape: Unpack[Shape]
     ) -> None:
-        kv = kv or ("reserve" if policy in {"static", "orca"} else "paged")
-        limits = Limits(budget, seqs, **more_limits)
-        self.planner = Planner(POLICIES[policy], limits, KV_MANAGERS[kv], ORDERS[order]())
-        self.answers: dict[RequestId, int] = {}
-        self.worker = WorkerView(WorkerId("w"), BlockPool(blocks, block), max_model_len)
-        self.model = ModelWorker(block, self.answers)
+        block = shape.get("block", 16)
+        kv = shape.get("kv") or ("reserve" if policy in {"static", "orca"} else "paged")
+        limits = Limits(
+            budget,
+            seqs,
+            shape.get("long_prefill_tokens", 0),
+            shape.get("tile_tokens", 1),
+            shape.get("stages", 1),
+        )
+        order = ORDERS[shape.get("order", "fcfs")]()
+        self.planner = Planner(POLICIES[policy], limits, KV_MANAGERS[kv], order)
+        self.worker = WorkerView(WorkerId("w"), BlockPool(blocks, block, KEY), shape.get("max_model_len", 100_000))
+        self.model = ModelWorker(block)
+        self.host = Host(self.model)
         self.planner.add_worker(self.worker)
         self.arrivals = 0
+        self.submissions: dict[RequestId, Submission] = {}
         self.steps: list[Step] = []
         self.done_at: dict[str, int] = {}
 
-    def arrive(self, name: str, prompt: int, output: int, max_tokens: int | None = None) -> Request:
-        request = Request(RequestId(name), 1, (self.arrivals, 0), prompt, max_tokens or output)
+    def arrive(
+        self,
+        name: str,
+        prompt: int | Sequence[int],
+        output: int,
+        max_tokens: int | None = None,
+        **facts: Unpack[Facts],
+    ) -> Request:
+        base = 1000 * (self.arrivals + 1)
+        ids = tuple(range(base, base + prompt)) if isinstance(prompt, int) else tuple(prompt)
+        salt = facts.get("salt", "")
+        request = Request(
+            RequestId(name),
+            1,
+            (facts.get("at_ms", self.arrivals), self.arrivals),
+            len(ids),
+            max_tokens or output,
+            priority=facts.get("priority", 0),
+            tenant=facts.get("tenant", ""),
+            prefix=None if isinstance(prompt, int) else TokenPrefix(ids, salt),
+        )
         self.arrivals += 1
-        self.answers[request.id] = output
+        self.submissions[request.id] = Submission(request.id, 1, ids, output, salt=salt)
         self.planner.submit(request)
         return request
 
-    def iterate(self) -> dict[str, int]:
-        """Run one iteration and return the tokens that each request was fed."""
+    def plan(self) -> dict[str, int]:
+        """Make and send a step, and return the tokens that each request is fed."""
+        first = first_of(self.planner, self.worker)
         ran_before = [request for request in self.worker.running if request.is_decoding]
         step = self.planner.next_step(self.worker.id)
-        self._check(step, ran_before)
+        check_plan(self.planner, self.worker, step, first)
+        if self.planner.policy is POLICIES["sarathi"]:
+            invariants.nobody_stalls(step, ran_before, self.worker)
         if not step.is_empty:
             self.steps.append(step)
-            requests = self.planner.state.requests
-            ended = self.planner.settle(self.worker.id, self.model.execute(step, requests))
-            self.done_at.update({str(request): len(self.steps) for request in ended})
+            new = {admission.request: self.submissions[admission.request] for admission in step.admitted}
+            self.host.steps.append(Published(step, new))
         return {str(slice_.request): slice_.count for slice_ in step.slices}
+
+    def read(self) -> None:
+        """Let the worker run the oldest step in flight and read its result; without one, do nothing."""
+        if self.host.steps:
+            self.host.execute()
+            ended = settle(self.planner, self.worker.id, self.host.results.popleft())
+            self.done_at.update({str(request): len(self.steps) for request in ended})
+
+    def iterate(self) -> dict[str, int]:
+        """Run one iteration and return the tokens that each request was fed."""
+        fed = self.plan()
+        self.read()
+        return fed
 
     def iterate_times(self, times: int) -> list[dict[str, int]]:
         return [self.iterate() for _ in range(times)]
@@ -140,26 +138,65 @@ class Bench:
     def kv_of(self, name: str) -> int:
         return self.planner.state.requests[RequestId(name)].computed
 
-    def _check(self, step: Step, ran_before: Sequence[Request]) -> None:
-        check_worker(self.planner, self.worker, step)
-        if self.planner.policy is POLICIES["sarathi"]:
-            invariants.nobody_stalls(step, ran_before, self.worker)
+    def waiting(self) -> list[str]:
+        return [str(request.id) for request in self.planner.state.line]
+
+    def running(self) -> list[str]:
+        return [str(request.id) for request in self.worker.running]
 
 
-def check_preemption(step: Step, first: Request | None, requests: dict[RequestId, Request]) -> None:
-    """The first in queue order never gives way, nobody joins beside a preemption, who returns has no result unread."""
-    assert first is None or first.id not in step.preempted
-    assert not (step.preempted and step.admitted)
+def settle(planner: Planner, worker: WorkerId, rows: Sequence[Row]) -> tuple[RequestId, ...]:
+    """Apply a result as the leader does: first the tokens, so that the blocks they complete can be named."""
+    for row in rows:
+        request = planner.state.requests.get(row.outcome.request)
+        if request is None or request.attempt != row.outcome.attempt or request.worker != worker:
+            continue
+        if isinstance(request.prefix, TokenPrefix):
+            request.prefix.append(row.token_ids)
+    return planner.settle(worker, [row.outcome for row in rows])
+
+
+def first_of(planner: Planner, worker: WorkerView) -> Request | None:
+    """Return the first of those who run, and go on, in the order in which the next plan is made."""
+    planner.state.line.sort(worker.running)
+    return next((request for request in worker.running if not request.is_complete), None)
+
+
+def check_plan(planner: Planner, worker: WorkerView, step: Step, first: Request | None) -> None:
+    """Call every invariant that can be seen in a plan just made."""
+    check_worker(planner, worker)
+    invariants.plan_keeps_limits(step, worker, planner.limits_of_a_step)
+    invariants.no_idle_plan(step, worker, planner.limits_of_a_step)
+    invariants.named_blocks_are_only_read(step, worker)
+    check_preemption(planner, step, first)
+
+
+def check_preemption(planner: Planner, step: Step, first: Request | None) -> None:
+    """The first never gives way, nobody joins beside a preemption, who returns has no result unread.
+
+    Where places are taken, the first gives way to one who waits and is more urgent, and that one may join.
+    """
+    requests, line = planner.state.requests, planner.state.line
     assert all(requests[admission.request].slices_in_flight == 1 for admission in step.admitted)
+    if not step.preempted:
+        return
+    joined = [requests[admission.request] for admission in step.admitted]
+    if not line.takes_places:
+        assert not joined
+        assert first is None or first.id not in step.preempted
+        return
+    assert len(joined) <= 1
+    head = next(iter(line), None)
+    urgent = [*joined, *([head] if head else [])]
+    for victim in (requests[request] for request in step.preempted):
+        assert victim is not first or any(line.place(other) < line.place(victim) for other in urgent)
+        assert all(line.place(other) < line.place(victim) for other in joined)
 
 
-def check_worker(planner: Planner, worker: WorkerView, step: Step | None = None) -> None:
-    """Call every invariant that can be seen in a state, and in a plan just made."""
+def check_worker(planner: Planner, worker: WorkerView) -> None:
+    """Call every invariant that can be seen in a state."""
     invariants.blocks_are_conserved(worker)
     invariants.nobody_else_holds_blocks(planner.state)
     invariants.blocks_have_one_writer(worker)
     invariants.tables_hold_what_is_computed(worker)
     invariants.preemptions_are_bounded(planner.state)
-    if step is not None:
-        invariants.plan_keeps_limits(step, worker, planner.limits_of_a_step)
-        invariants.no_idle_plan(step, worker)

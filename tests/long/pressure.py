@@ -7,7 +7,7 @@ broken invariant ends it.
 import sys
 from collections import Counter
 
-from tests.simulation.test_planner_under_pressure import COURSES, CORNERS, Pressure
+from tests.simulation.test_planner_under_pressure import CORNERS, COURSES, Pressure
 
 
 def main(seeds: int) -> None:

@@ -8,6 +8,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from services.worker.attention_choice import chosen_path
+from services.worker.attention_path import AttentionPath
 from services.worker.compatibility import check_class, check_config, check_modules
 from services.worker.executor import Loaded
 from services.worker.kv_size import BLOCK_TOKENS, free_memory_bytes, kv_blocks
@@ -36,15 +38,17 @@ def load_torch(settings: WorkerSettings, progress: Progress) -> Loaded:
     return load_folder(folder, settings, progress)
 
 
-def load_folder(folder: Path, settings: WorkerSettings, progress: Progress) -> Loaded:
-    """Return the model that lies in a folder, ready to serve."""
+def load_folder(
+    folder: Path, settings: WorkerSettings, progress: Progress, *, path: AttentionPath | None = None
+) -> Loaded:
+    """Return the model that lies in a folder, ready to serve; without a path to attend on, the best there is."""
     quieten_transformers()
     config = _config(folder)
     model_class = servable_class(config)
     dtype = chosen_dtype(settings.dtype)
     model = _model(folder, model_class, dtype)
     progress.check()
-    executor = fitted(model, settings)
+    executor = fitted(model, settings, path or chosen_path(progress))
     progress.check()
     return Loaded(executor, tokenizer_files(folder), str(dtype).removeprefix("torch."))
 
@@ -60,20 +64,20 @@ def servable_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return found
 
 
-def fitted(model: PreTrainedModel, settings: WorkerSettings) -> TorchExecutor:
+def fitted(model: PreTrainedModel, settings: WorkerSettings, path: AttentionPath) -> TorchExecutor:
     """Return an executor for a model: probed, and with as large a KV pool as the settings and memory allow."""
     check_modules(model)
     model.train(mode=False)
     model.requires_grad_(requires_grad=False)
     vocabulary = _vocabulary(model)
-    bytes_per_token = Probe(model, vocabulary).check()
+    bytes_per_token = Probe(model, vocabulary, path).check()
     blocks = kv_blocks(
         settings.kv_tokens,
         bytes_per_token=bytes_per_token,
         free_bytes=free_memory_bytes(),
         sharers=settings.memory_share,
     )
-    attention = PagedAttention(slots=blocks * BLOCK_TOKENS, dtype=model.dtype)
+    attention = PagedAttention(blocks=blocks, block_tokens=BLOCK_TOKENS, dtype=model.dtype, path=path)
     model.set_attn_implementation(attention.name)
     max_model_len = getattr(model.config, "max_position_embeddings", None) or blocks * BLOCK_TOKENS
     size = WorkerSize(blocks, BLOCK_TOKENS, max_model_len)

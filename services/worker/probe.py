@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from services.worker.attention_path import AttentionPath, Unsupported
 from services.worker.compatibility import expected_windows, refusal
 from services.worker.executor import Draw, Row
 from services.worker.kv_size import BLOCK_TOKENS
-from services.worker.paged_attention import PagedAttention, Unsupported
+from services.worker.paged_attention import PagedAttention
 from services.worker.torch_executor import TorchExecutor
 from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Sampling, WorkerSize
@@ -25,9 +26,9 @@ _COARSE_TOLERANCE = 6e-2
 class Probe:
     """Runs the model on a pool of its own; `check` raises StartupError."""
 
-    def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
+    def __init__(self, model: PreTrainedModel, vocabulary: int, path: AttentionPath) -> None:
         self._model = model
-        self._attention = PagedAttention(slots=_BLOCKS * BLOCK_TOKENS, dtype=model.dtype)
+        self._attention = PagedAttention(blocks=_BLOCKS, block_tokens=BLOCK_TOKENS, dtype=model.dtype, path=path)
         self._vocabulary = vocabulary
         size = WorkerSize(_BLOCKS, BLOCK_TOKENS, BLOCK_TOKENS)
         self._executor = TorchExecutor(model, self._attention, size=size, vocabulary=vocabulary)

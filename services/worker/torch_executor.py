@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from services.worker.attention_path import StepView
 from services.worker.executor import Batch, Outcome
-from services.worker.paged_attention import PagedAttention, StepView
+from services.worker.paged_attention import PagedAttention
 from services.worker.sampling import draw_tokens
 from shared.protocol.messages import WorkerSize
 
@@ -30,8 +32,11 @@ class TorchExecutor:
         self._attention = attention
         self.size = size
         self.vocabulary = vocabulary
-        self.windows: Mapping[int, int | None] = {}
+
+    @property
+    def windows(self) -> Mapping[int, int | None]:
         """Of the last step: the layers that attended, and the sliding window each asked for."""
+        return self._attention.windows
 
     def forget(self) -> None:
         """Do nothing: a slot is always written before a row that owns it reads it."""
@@ -49,29 +54,19 @@ class TorchExecutor:
     @torch.inference_mode()
     def forward(self, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
         """Write a batch into the pool and return the logits after the tokens at ``wanted`` places of the batch."""
-        ids = [token for row in batch for token in row.token_ids]
-        positions = [position for row in batch for position in range(row.start, row.end)]
         view = StepView.of(batch, self.size.block_tokens)
-        self._attention.step = view
-        try:
+        with self._attention.step(view):
             output = self._model(
-                input_ids=torch.tensor([ids]),
-                position_ids=torch.tensor([positions]),
+                input_ids=torch.from_numpy(view.token_ids)[None],
+                position_ids=torch.from_numpy(view.positions)[None],
                 use_cache=False,
                 logits_to_keep=wanted,
             )
-        finally:
-            self._attention.step = None
-            self.windows = view.windows
         return output.logits[0]
 
 
 def last_tokens(batch: Batch) -> torch.Tensor:
     """Return where in the ragged batch the last tokens of the drawing rows lie: only they need logits."""
-    places: list[int] = []
-    first = 0
-    for row in batch:
-        first += len(row.token_ids)
-        if row.draw is not None:
-            places.append(first - 1)
-    return torch.tensor(places, dtype=torch.int64)
+    ends = np.cumsum([len(row.token_ids) for row in batch], dtype=np.int64)
+    draws = np.fromiter((row.draw is not None for row in batch), np.bool_, len(batch))
+    return torch.from_numpy(ends[draws] - 1)

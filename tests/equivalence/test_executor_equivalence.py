@@ -15,6 +15,7 @@ from services.worker.torch_executor import TorchExecutor
 from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Sampling
 from shared.runtime.settings import DEFAULT_MODEL, WorkerSettings
+from tests.attention_paths import PATHS, path_of
 from tests.equivalence.oracle import assert_equal_or_tie, reference_logits, reference_tokens
 from tests.equivalence.pilot import Asked, Ids, Pilot
 
@@ -29,9 +30,10 @@ def folder() -> Path:
     return model_folder(DEFAULT_MODEL, Progress())
 
 
-@pytest.fixture(scope="module")
-def loaded(folder: Path) -> Loaded:
-    return load_folder(folder, WorkerSettings(dtype="float32", kv_tokens=16_384), Progress())
+@pytest.fixture(scope="module", params=PATHS)
+def loaded(folder: Path, request: pytest.FixtureRequest) -> Loaded:
+    settings = WorkerSettings(dtype="float32", kv_tokens=16_384)
+    return load_folder(folder, settings, Progress(), path=path_of(request.param))
 
 
 @pytest.fixture(scope="module")

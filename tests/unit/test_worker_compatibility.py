@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from services.worker.attention_torch import TorchPath
 from services.worker.executor import Draw, Row
 from services.worker.loading import fitted, servable_class
 from services.worker.probe import Probe
@@ -16,6 +17,7 @@ from shared.errors import StartupError
 from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Sampling
 from shared.runtime.settings import WorkerSettings
+from tests.attention_paths import PATHS, path_of
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -93,12 +95,13 @@ def plain(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return logits[0, -1]
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("make", SERVED.values(), ids=SERVED.keys())
-def test_a_served_model_says_what_plain_transformers_says(make: Callable[[], PreTrainedConfig]) -> None:
+def test_a_served_model_says_what_plain_transformers_says(make: Callable[[], PreTrainedConfig], path: str) -> None:
     config = make()
     config._attn_implementation = "eager"
     reference = model_of(config)
-    executor = fitted(model_of(make()), SETTINGS)
+    executor = fitted(model_of(make()), SETTINGS, path_of(path))
     numbers = torch.Generator().manual_seed(3)
     a = torch.randint(3, 97, (41,), generator=numbers).tolist()
     b = torch.randint(3, 97, (23,), generator=numbers).tolist()
@@ -171,10 +174,13 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_model_that_cannot_be_served_is_refused_by_name(make: Callable[[], PreTrainedConfig], sentence: str) -> None:
+def test_a_model_that_cannot_be_served_is_refused_by_name(
+    make: Callable[[], PreTrainedConfig], sentence: str, path: str
+) -> None:
     with pytest.raises(StartupError, match=sentence):
-        fitted(model_of(make()), SETTINGS)
+        fitted(model_of(make()), SETTINGS, path_of(path))
 
 
 class _Idle(torch.nn.Module):
@@ -196,33 +202,36 @@ class _Neighbourly(torch.nn.Module):
         return mixed
 
 
-def test_the_probe_finds_rows_that_leak_where_no_name_tells() -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_the_probe_finds_rows_that_leak_where_no_name_tells(path: str) -> None:
     model = model_of(llama())
     layer: Any = model.get_submodule("model.layers.1")
     layer.mlp = _Neighbourly(layer.mlp)
     with pytest.raises(StartupError, match="llama cannot be served: its layers mix rows"):
-        Probe(model, 97).check()
+        Probe(model, 97, path_of(path)).check()
 
 
-def test_the_probe_finds_layers_that_do_not_attend() -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_the_probe_finds_layers_that_do_not_attend(path: str) -> None:
     model = model_of(llama())
     model.config.num_hidden_layers = 3
     layers: Any = model.get_submodule("model.layers")
     layers.append(_Idle())
     with pytest.raises(StartupError, match="llama cannot be served: 2 of its 3 layers attend"):
-        Probe(model, 97).check()
+        Probe(model, 97, path_of(path)).check()
 
 
-def test_the_probe_finds_a_window_that_the_code_does_not_name() -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_the_probe_finds_a_window_that_the_code_does_not_name(path: str) -> None:
     model = model_of(llama())
     model.config.layer_types = ["sliding_attention", "full_attention"]
     model.config.sliding_window = 64
     with pytest.raises(StartupError, match="does not name its sliding windows"):
-        Probe(model, 97).check()
+        Probe(model, 97, path_of(path)).check()
 
 
 def test_the_pool_is_sized_by_what_a_position_really_takes() -> None:
-    executor: TorchExecutor = fitted(model_of(llama()), SETTINGS)
+    executor: TorchExecutor = fitted(model_of(llama()), SETTINGS, TorchPath())
     assert executor.size.blocks == 64
     assert executor.size.max_model_len == 256
-    assert Probe(model_of(llama()), 97).check() == 2 * 2 * 2 * 8 * 4
+    assert Probe(model_of(llama()), 97, TorchPath()).check() == 2 * 2 * 2 * 8 * 4

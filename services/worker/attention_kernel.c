@@ -1,0 +1,408 @@
+/* Attention over a paged KV pool: blocks are read where they lie, rows of one ragged batch keep to their own.
+ *
+ *     queries     [tokens of row a | of row b | ...], any stride between heads and between tokens
+ *     pool        [block][KV head][position][dim], one of keys and one of values for each layer
+ *     out         [token][head][dim]
+ *
+ * A call writes the new tokens' keys and values, then works through items. An item is one KV head of one row: a tile of
+ * its queries (all query heads that share the KV head) against a range of its positions, chunk after chunk with an
+ * online softmax. Short rows have one tile; their range is cut into pieces of SPLIT positions that are joined at the
+ * end, so that a single long row keeps all cores busy. How a row is cut depends on that row alone, and so does the order
+ * of its sums: what else is in the batch does not change a bit of it.
+ *
+ * Sums are float whatever the pool holds. A position at or after the end of a row is never read: it may be anything.
+ * Threads are those of the OpenMP runtime whose two functions are handed in; nothing here is compiled with -fopenmp. */
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention_chunk.h"
+
+#define SPLIT 512               /* positions of one item of a short row */
+#define TILE_ROWS 30            /* query rows of one item: tokens x heads that share a KV head */
+#define WRITE_TOKENS 16         /* tokens that are written to the pool at a time */
+
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+/* One step: the same for all layers. */
+struct step {
+    int64_t rows, tokens, block_tokens;
+    const int64_t *slots;        /* [tokens] where each new token is written: block * block_tokens + offset */
+    const int32_t *firsts;       /* [rows] the row's first token in the batch */
+    const int32_t *starts, *ends; /* [rows] its first new position, and the position after its last */
+    const int32_t *table_firsts; /* [rows] where its block ids begin */
+    const int32_t *tables;       /* block ids of all rows, end to end */
+};
+
+/* One layer's call. Strides count elements; the dim is always dense. */
+struct layer {
+    int64_t heads, kv_heads, dim, dtype, window;
+    float scale, softcap; /* softcap and window: 0 for none */
+    void *keys, *values;
+    const void *q, *k, *v;
+    void *out;
+    int64_t q_head, q_token, k_head, k_token, v_head, v_token;
+};
+
+struct item {
+    int32_t row, head, token, tokens; /* which queries, of which KV head */
+    int32_t from, to;                 /* which positions */
+    int32_t part;                     /* where the unjoined result goes, -1 for straight to the output */
+    int32_t parts;                    /* of a first part: how many there are to be joined */
+};
+
+struct job {
+    const struct step *step;
+    const struct layer *layer;
+    const struct item *items;
+    int64_t item_count, part_floats;
+    int64_t parts, tile_rows, group, padded, element;
+    float *partials;
+    _Atomic int64_t written, begun, joined;
+    _Atomic int failed;
+};
+
+typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
+typedef void (*barrier_function)(void);
+static parallel_function run_parallel;
+static barrier_function wait_for_team;
+
+/* ---- one item ---- */
+
+struct scratch {
+    void *q;                          /* [tile rows][dim], floats or halves */
+    uint32_t *packed;                 /* [dwords of a key][CHUNK] */
+    float *widened;                   /* [CHUNK][padded dim] */
+    float *scores;                    /* [tile rows][CHUNK] */
+    float *most, *total;              /* [tile rows], [tile rows][LANES] */
+    float *sums;                      /* [tile rows][padded dim] */
+    void *zeros;                      /* a key of zeros, stands in for positions that are not there */
+    const void *keys[2][CHUNK], *values[2][CHUNK];
+};
+
+/* Where keys and values of up to CHUNK positions lie. Returns how many there are. */
+static int find_positions(const struct job *job, const struct item *item, int32_t from, struct scratch *s, int side) {
+    const struct step *step = job->step;
+    const struct layer *layer = job->layer;
+    const int32_t *table = step->tables + step->table_firsts[item->row];
+    int64_t row_bytes = layer->dim * job->element, block_tokens = step->block_tokens;
+    int64_t block = from / block_tokens, offset = from % block_tokens;
+    int count = item->to - from < CHUNK ? item->to - from : CHUNK;
+    int done = 0;
+    while (done < count) {
+        int64_t at = ((table[block] * layer->kv_heads + item->head) * block_tokens + offset) * row_bytes;
+        const char *key = (const char *)layer->keys + at, *value = (const char *)layer->values + at;
+        for (; offset < block_tokens && done < count; offset++, done++, key += row_bytes, value += row_bytes) {
+            s->keys[side][done] = key;
+            s->values[side][done] = value;
+        }
+        offset = 0;
+        block++;
+    }
+    for (int i = count; i % LANES; i++) s->keys[side][i] = s->zeros;
+    return count;
+}
+
+INLINE void prefetch(const void *const *rows, int from, int to, int64_t bytes) {
+    for (int i = from; i < to; i++)
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)rows[i] + at, 0, 3);
+}
+
+static void take_queries(const struct job *job, const struct item *item, struct scratch *s) {
+    const struct layer *layer = job->layer;
+    int64_t dim = layer->dim, first = job->step->firsts[item->row] + item->token;
+    for (int64_t token = 0; token < item->tokens; token++)
+        for (int64_t g = 0; g < job->group; g++) {
+            int64_t row = token * job->group + g;
+            int64_t at = (item->head * job->group + g) * layer->q_head + (first + token) * layer->q_token;
+            if (layer->dtype == FLOAT32) memcpy((float *)s->q + row * dim, (const float *)layer->q + at, dim * 4);
+            else if (PAIRWISE) memcpy((uint16_t *)s->q + row * dim, (const uint16_t *)layer->q + at, dim * 2);
+            else
+                for (int64_t d = 0; d < dim; d++)
+                    ((uint32_t *)s->q)[row * dim + d] = (uint32_t)((const uint16_t *)layer->q)[at + d] << 16;
+        }
+}
+
+/* Values as floats, their rows filled up with zeros to whole vectors. */
+static void widen_values(const struct job *job, struct scratch *s, int side, int count) {
+    int64_t dim = job->layer->dim;
+    for (int i = 0; i < count; i++) {
+        float *to = s->widened + i * job->padded;
+        const void *from = s->values[side][i];
+        if (job->layer->dtype == FLOAT32) memcpy(to, from, dim * 4);
+        else {
+            int64_t d = 0;
+            for (; d + LANES <= dim; d += LANES) store(to + d, widened((const uint16_t *)from + d));
+            for (; d < dim; d++) ((uint32_t *)to)[d] = (uint32_t)((const uint16_t *)from)[d] << 16;
+        }
+        for (int64_t d = dim; d < job->padded; d++) to[d] = 0.0f;
+        s->values[side][i] = to;
+    }
+}
+
+INLINE int rows_at_once(int rows) {
+    int blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return (rows + blocks - 1) / blocks;
+}
+
+static void attend_chunk(const struct job *job, const struct item *item, struct scratch *s, int side, int32_t from,
+                         int count) {
+    const struct layer *layer = job->layer;
+    int is_half = layer->dtype == BFLOAT16, rows = item->tokens * (int)job->group, step = rows_at_once(rows);
+    int64_t dwords = layer->dim * job->element / 4, q_stride = PAIRWISE && is_half ? dwords : layer->dim;
+    struct bend bend = {layer->scale * 1.442695041f, 0.0f};
+    if (layer->softcap != 0.0f) bend = (struct bend){layer->scale / layer->softcap, layer->softcap * 1.442695041f};
+    for (int row = 0; row < rows; row += step)
+        score_rows(row + step < rows ? step : rows - row, is_half, dwords, (const float *)s->q + row * q_stride, q_stride,
+                   s->packed, s->scores + row * CHUNK);
+    int32_t first = job->step->starts[item->row] + item->token;
+    for (int row = 0; row < rows; row++) {
+        int32_t position = first + row / (int32_t)job->group;
+        int32_t sees_from = layer->window && position - layer->window + 1 > from ? position - layer->window + 1 - from : 0;
+        int32_t sees_to = position + 1 - from < count ? position + 1 - from : count;
+        soften(s->scores + row * CHUNK, sees_from, sees_to, bend, s->most + row, s->total + row * LANES,
+               s->sums + row * job->padded, job->padded);
+    }
+    int must_widen = job->padded != layer->dim || (is_half && rows > 2 * BLOCK_ROWS);
+    if (must_widen) widen_values(job, s, side, count);
+    for (int row = 0; row < rows; row += step)
+        value_rows(row + step < rows ? step : rows - row, is_half && !must_widen, count, s->scores + row * CHUNK,
+                   s->values[side], job->padded, s->sums + row * job->padded);
+}
+
+static void store_out(const struct job *job, int64_t token, int64_t head, const float *sums, float total) {
+    const struct layer *layer = job->layer;
+    int64_t at = (token * layer->heads + head) * layer->dim;
+    float one_by = 1.0f / total;
+    for (int64_t d = 0; d < layer->dim; d++) {
+        union { float f; uint32_t u; } given = {sums[d] * one_by};
+        if (layer->dtype == FLOAT32) ((float *)layer->out)[at + d] = given.f;
+        else if (given.f != given.f) ((uint16_t *)layer->out)[at + d] = 0x7fc0;
+        else ((uint16_t *)layer->out)[at + d] = (uint16_t)((given.u + 0x7fffu + ((given.u >> 16) & 1)) >> 16);
+    }
+}
+
+static void finish_item(const struct job *job, const struct item *item, const struct scratch *s) {
+    int64_t first = job->step->firsts[item->row] + item->token;
+    for (int64_t row = 0; row < item->tokens * job->group; row++) {
+        float total = sum_of_lanes(load(s->total + row * LANES));
+        const float *sums = s->sums + row * job->padded;
+        if (item->part < 0) {
+            store_out(job, first + row / job->group, item->head * job->group + row % job->group, sums, total);
+            continue;
+        }
+        float *part = job->partials + item->part * job->part_floats + row * (job->padded + 2);
+        part[0] = s->most[row];
+        part[1] = total;
+        memcpy(part + 2, sums, job->padded * sizeof(float));
+    }
+}
+
+/* While a chunk is worked on, the next one is on its way from memory; after the last, the first of the next item. */
+static void attend_item(const struct job *job, const struct item *item, const struct item *next, struct scratch *s) {
+    int64_t rows = item->tokens * job->group, row_bytes = job->layer->dim * job->element;
+    take_queries(job, item, s);
+    for (int64_t row = 0; row < rows; row++) s->most[row] = FLOOR;
+    memset(s->total, 0, rows * LANES * sizeof(float));
+    memset(s->sums, 0, rows * job->padded * sizeof(float));
+    int side = 0, count = find_positions(job, item, item->from, s, side);
+    for (int32_t from = item->from; from < item->to; side = !side) {
+        int ahead = 0, begun = count;
+        int32_t following = from + count;
+        if (following < item->to) ahead = find_positions(job, item, following, s, !side);
+        else if (next) ahead = find_positions(job, next, next->from, s, !side);
+        for (int at = 0; at < begun; at += LANES) {
+            /* the last chunk of an item may be a short one: what is ahead is spread evenly over what there is */
+            int until = at + LANES < begun ? (at + LANES) * ahead / begun : ahead;
+            prefetch(s->keys[!side], at * ahead / begun, until, row_bytes);
+            prefetch(s->values[!side], at * ahead / begun, until, row_bytes);
+            pack(s->keys[side] + at, row_bytes / 4, s->packed + at);
+        }
+        attend_chunk(job, item, s, side, from, count);
+        from = following;
+        count = ahead;
+    }
+    finish_item(job, item, s);
+}
+
+/* ---- a thread's share of a call ---- */
+
+static void write_token(const struct job *job, int64_t token) {
+    const struct layer *layer = job->layer;
+    int64_t slot = job->step->slots[token], size = job->step->block_tokens, bytes = layer->dim * job->element;
+    for (int64_t head = 0; head < layer->kv_heads; head++) {
+        int64_t to = ((slot / size * layer->kv_heads + head) * size + slot % size) * bytes;
+        int64_t key = (head * layer->k_head + token * layer->k_token) * job->element;
+        int64_t value = (head * layer->v_head + token * layer->v_token) * job->element;
+        memcpy((char *)layer->keys + to, (const char *)layer->k + key, bytes);
+        memcpy((char *)layer->values + to, (const char *)layer->v + value, bytes);
+    }
+}
+
+static void write_tokens(struct job *job) {
+    for (;;) {
+        int64_t token = atomic_fetch_add(&job->written, WRITE_TOKENS);
+        if (token >= job->step->tokens) return;
+        int64_t end = token + WRITE_TOKENS < job->step->tokens ? token + WRITE_TOKENS : job->step->tokens;
+        for (; token < end; token++) write_token(job, token);
+    }
+}
+
+static size_t padded_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* One allocation for all of a thread's scratch; NULL if there is no memory. */
+static void *make_scratch(const struct job *job, struct scratch *s) {
+    size_t rows = (size_t)job->tile_rows, key = padded_bytes((size_t)job->layer->dim * 4);
+    size_t sizes[] = {
+        padded_bytes(rows * job->layer->dim * 4), key * CHUNK, padded_bytes(CHUNK * job->padded * 4),
+        rows * CHUNK * 4, padded_bytes(rows * 4), rows * LANES * 4, padded_bytes(rows * job->padded * 4), key,
+    };
+    size_t offsets[8], all_bytes = 0;
+    for (int i = 0; i < 8; i++) {
+        offsets[i] = all_bytes;
+        all_bytes += padded_bytes(sizes[i]);
+    }
+    char *memory = aligned_alloc(64, all_bytes);
+    if (!memory) return NULL;
+    s->q = memory + offsets[0];
+    s->packed = (uint32_t *)(memory + offsets[1]);
+    s->widened = (float *)(memory + offsets[2]);
+    s->scores = (float *)(memory + offsets[3]);
+    s->most = (float *)(memory + offsets[4]);
+    s->total = (float *)(memory + offsets[5]);
+    s->sums = (float *)(memory + offsets[6]);
+    s->zeros = memset(memory + offsets[7], 0, key);
+    memset(s->packed, 0, key * CHUNK);
+    return memory;
+}
+
+/* Items are taken one by one, so that a thread that is held up holds up nothing else; the next is known early. */
+static void attend_items(struct job *job) {
+    struct scratch scratch;
+    void *memory = make_scratch(job, &scratch);
+    if (!memory) {
+        atomic_store(&job->failed, 1);
+        return;
+    }
+    int64_t mine = atomic_fetch_add(&job->begun, 1);
+    while (mine < job->item_count) {
+        int64_t next = atomic_fetch_add(&job->begun, 1);
+        attend_item(job, job->items + mine, next < job->item_count ? job->items + next : NULL, &scratch);
+        mine = next;
+    }
+    free(memory);
+}
+
+static void join_row(const struct job *job, const struct item *item, int64_t row, float *sums) {
+    const float *parts = job->partials + item->part * job->part_floats + row * (job->padded + 2);
+    float most = FLOOR, total = 0.0f;
+    for (int part = 0; part < item->parts; part++) {
+        float given = parts[part * job->part_floats];
+        most = given > most ? given : most;
+    }
+    memset(sums, 0, job->padded * sizeof(float));
+    for (int part = 0; part < item->parts; part++) {
+        const float *given = parts + part * job->part_floats;
+        float weight = exp2_one(given[0] - most);
+        total += weight * given[1];
+        for (int64_t d = 0; d < job->padded; d++) sums[d] += weight * given[2 + d];
+    }
+    int64_t token = job->step->firsts[item->row] + item->token + row / job->group;
+    store_out(job, token, item->head * job->group + row % job->group, sums, total);
+}
+
+static void join_parts(struct job *job) {
+    float sums[job->padded];
+    for (;;) {
+        int64_t mine = atomic_fetch_add(&job->joined, 1);
+        if (mine >= job->item_count) return;
+        const struct item *item = job->items + mine;
+        if (item->parts)
+            for (int64_t row = 0; row < item->tokens * job->group; row++) join_row(job, item, row, sums);
+    }
+}
+
+static void work(void *given) {
+    struct job *job = given;
+    write_tokens(job);
+    wait_for_team();
+    attend_items(job);
+    if (job->parts) {
+        wait_for_team();
+        join_parts(job);
+    }
+}
+
+/* ---- what there is to do ---- */
+
+static int64_t tile_tokens(const struct job *job) {
+    int64_t tokens = TILE_ROWS / job->group;
+    return tokens > 0 ? tokens : 1;
+}
+
+/* Cut one row into items. Called twice: with items NULL it only counts. */
+static void cut_row(struct job *job, int32_t row, struct item *items) {
+    const struct step *step = job->step;
+    int32_t start = step->starts[row], count = step->ends[row] - start, tile = (int32_t)tile_tokens(job);
+    int32_t window = (int32_t)job->layer->window;
+    int is_short = count <= tile;
+    /* the last tile sees most and takes longest: it goes first */
+    for (int32_t token = (count - 1) / tile * tile; token >= 0; token -= tile) {
+        int32_t tokens = token + tile < count ? tile : count - token;
+        int32_t from = window && start + token - window + 1 > 0 ? start + token - window + 1 : 0;
+        int32_t to = start + token + tokens;
+        int32_t parts = is_short ? (to - 1) / SPLIT - from / SPLIT + 1 : 1;
+        for (int32_t head = 0; head < job->layer->kv_heads; head++)
+            for (int32_t part = 0; part < parts; part++) {
+                int32_t begin = part ? (from / SPLIT + part) * SPLIT : from;
+                int32_t end = part + 1 < parts ? (from / SPLIT + part + 1) * SPLIT : to;
+                int32_t place = parts > 1 ? (int32_t)job->parts++ : -1;
+                if (items)
+                    items[job->item_count] = (struct item){
+                        row, head, token, tokens, begin, end, place, parts > 1 && part == 0 ? parts : 0,
+                    };
+                job->item_count++;
+            }
+    }
+}
+
+static void cut(struct job *job, struct item *items) {
+    job->item_count = job->parts = 0;
+    for (int pass = 0; pass < 2; pass++) /* prompts first: their items are the longest */
+        for (int32_t row = 0; row < job->step->rows; row++)
+            if ((job->step->ends[row] - job->step->starts[row] > 1) == (pass == 0)) cut_row(job, row, items);
+}
+
+/* ---- what the outside calls ---- */
+
+const char *attention_variant(void) { return VARIANT; }
+
+void attention_use(parallel_function parallel, barrier_function barrier) {
+    run_parallel = parallel;
+    wait_for_team = barrier;
+}
+
+/* Returns 0, or 1 if there was no memory. */
+int attention_call(const struct step *step, const struct layer *layer) {
+    struct job job = {.step = step, .layer = layer};
+    job.group = layer->heads / layer->kv_heads;
+    job.element = layer->dtype == FLOAT32 ? 4 : 2;
+    job.padded = (layer->dim + LANES - 1) / LANES * LANES;
+    job.tile_rows = tile_tokens(&job) * job.group;
+    job.part_floats = job.tile_rows * (job.padded + 2);
+    cut(&job, NULL);
+    struct item *items = malloc((size_t)(job.item_count ? job.item_count : 1) * sizeof *items);
+    job.partials = malloc((size_t)(job.parts ? job.parts : 1) * job.part_floats * sizeof(float));
+    if (items && job.partials) {
+        job.items = items;
+        cut(&job, items);
+        run_parallel(work, &job, 0, 0);
+    } else {
+        job.failed = 1;
+    }
+    free(job.partials);
+    free(items);
+    return job.failed;
+}

@@ -42,7 +42,7 @@ def test_t37_earlier_arrivals_run_at_least_as_often_and_no_more_is_reserved_than
     ``max_tokens``, which is one slot more than is ever used.
     """
     draw = random.Random(seed)
-    bench = Bench(policy, seqs=draw.randint(1, 4), blocks=40, block=1, kv="reserve")
+    bench = Bench(policy, seqs=draw.randint(1, 4), budget=draw.randint(4, 30), blocks=40, block=1, kv="reserve")
     for number in range(25):
         if draw.random() < 0.6:
             bench.arrive(f"r{number:02}", draw.randint(1, 10), draw.randint(1, 12))

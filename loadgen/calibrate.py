@@ -92,4 +92,5 @@ def as_file(settings: CalibrateSettings, measurements: Measurements, fitted: Fit
         decode_read_ms_per_token=model.decode_read_ms_per_token,
         prefill_read_ms_per_token=model.prefill_read_ms_per_token,
         prefill_pair_ms=model.prefill_pair_ms,
+        kv_tokens=settings.kv_tokens,
     )

@@ -22,6 +22,9 @@ class CalibrateSettings(BaseModel, frozen=True):
     step_tokens: PositiveInt = Field(
         default=512, ge=16, le=1_000_000, description="the server's --max-num-batched-tokens: longer prompts take steps"
     )
+    kv_tokens: PositiveInt | None = Field(
+        default=None, description="the server's KV memory in tokens, for the file: no client can measure it"
+    )
     max_streams: PositiveInt = Field(
         default=64, ge=3, le=1024, description="measure decode batches of 1, 2, 4, ... up to so many streams"
     )

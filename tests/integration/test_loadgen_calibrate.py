@@ -34,9 +34,11 @@ def test_steps_of_20_ms_are_measured_as_such_at_every_size(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "steps.json"
-    assert main(["calibrate", "--url", url, "--max-streams", "8", "--budget-s", "25", "--out", str(out)]) == 0
+    flags = ("--max-streams", "8", "--budget-s", "25", "--kv-tokens", "131072")
+    assert main(["calibrate", "--url", url, "--out", str(out), *flags]) == 0
     printed, errors = capsys.readouterr()
     model = load_model(out).model
+    assert model.kv_tokens == 131072
     for load in (StepLoad(1, 1, 20), StepLoad(8, 8, 8 * 20), StepLoad(8, 8, 8 * 1000), StepLoad(64), StepLoad(512)):
         assert STEP_MS * 0.9 <= model.step_ms(load) <= STEP_MS * 1.5, load
     assert "prompt of 512 tokens" in printed

@@ -67,7 +67,7 @@ class BlocksDraft:
         self._count(table, -1)
 
     def hand_out(self, request: RequestId, blocks: Sequence[BlockId]) -> None:
-        """Note that a request gets these blocks to write into: their names go. Raises Contradiction if one is in use."""
+        """Note that a request gets these blocks to write into: their names go. Raises Contradiction for one in use."""
         self._check_range(request, blocks)
         for block in blocks:
             if block in self._handed_out or self._tables(block):

@@ -19,6 +19,7 @@ class Draw:
 class Row:
     """One request's part of a step: ``token_ids`` are fed from position ``start``, keys and values go to ``table``.
 
+    Positions before ``start`` are in it already; another request may have written them, and others may read them now.
     ``draw`` is None while the slice does not reach the last token known.
     """
 

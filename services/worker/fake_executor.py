@@ -1,7 +1,7 @@
 """An executor without a model: deterministic tokens that depend on every block the plan names.
 
 It keeps a real pool. Each step writes (token, position) through the planned table and reads the whole context back
-through it; the next token is a hash of what was read, so that a wrong block is a wrong token.
+through it, whoever wrote it; the next token is a hash of what was read, so that a wrong block is a wrong token.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def fake_next_token(context: Sequence[int] | npt.NDArray[np.int32]) -> int:
 
 
 class WrongBlock(Exception):
-    """A row read back a position that it did not write: two requests were given one block."""
+    """A row read back another position than its table says: its block was given to somebody else, or never filled."""
 
 
 class FakeExecutor:

@@ -1,5 +1,6 @@
 """A leader made by hand: drives an executor through the worker's own ledger, plan by plan, without a bus."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,12 @@ from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
 from shared.protocol.messages import NewRequest, Sampling, Slice, StepPlan, SubmitRequest
 
 Ids = tuple[int, ...]
+
+
+def random_ids(length: int, seed: int) -> Ids:
+    """Return ids that the default model has, none of them special."""
+    numbers = random.Random(length * 1000 + seed)
+    return tuple(numbers.randrange(3, 49_152) for _ in range(length))
 
 
 @dataclass
@@ -35,7 +42,9 @@ class Pilot:
 
     def __init__(self, executor: Executor, eos_ids: Sequence[int], *, chunk: int = 512) -> None:
         self._executor = executor
-        self._ledger = Ledger(WorkerId("pilot"), executor.size, Model(frozenset(eos_ids), executor.vocabulary), b"pilot")
+        self._ledger = Ledger(
+            WorkerId("pilot"), executor.size, Model(frozenset(eos_ids), executor.vocabulary), b"pilot"
+        )
         self._ledger.claim("pilot")
         self._chunk = chunk
         # last blocks first, every second one: tables are never contiguous

@@ -54,6 +54,22 @@ def test_a_block_that_somebody_else_overwrote_gives_another_token() -> None:
     assert token != fake_next_token((*range(16), 9))
 
 
+def test_a_row_reads_what_another_request_wrote_into_a_shared_block() -> None:
+    executor = FakeExecutor(8)
+    shared = tuple(range(32))
+    executor.execute((row("a", (*shared, 1), 5, 2, 7),))
+    both = (row("a", (9,), 5, 2, 7, start=33), row("b", (50, 51), 5, 2, 3, start=32))
+    assert executor.execute(both) == (fake_next_token((*shared, 1, 9)), fake_next_token((*shared, 50, 51)))
+
+
+def test_a_hit_with_other_tokens_at_the_same_positions_gives_another_token() -> None:
+    executor = FakeExecutor(8)
+    executor.execute((row("a", tuple(range(16)), 5),))
+    (token,) = executor.execute((row("b", (50,), 5, 3, start=16),))
+    assert token == fake_next_token((*range(16), 50))
+    assert token != fake_next_token((*range(1, 17), 50))
+
+
 def test_forgetting_empties_the_pool() -> None:
     executor = FakeExecutor(8)
     executor.execute((row("a", tuple(range(16)), 1),))

@@ -24,12 +24,14 @@ from shared.bus.memory import MemoryBus, MemoryServer
 from shared.bus.port import Entry, Write
 from shared.errors import BusUnavailable, StartupError
 from shared.ids import START, BlockId, EntryId, GatewayId, RequestId, WorkerId
+from shared.paging.block_hash import HashChain
 from shared.protocol import names
 from shared.protocol.codec import decode, decode_as, encode
 from shared.protocol.messages import (
     CancelRequest,
     ClaimWorker,
     Message,
+    NamedBlock,
     NewRequest,
     PlanRefused,
     Registration,
@@ -208,6 +210,26 @@ async def test_a_claim_is_answered_with_what_the_worker_holds() -> None:
         state = await leader.claim(worker)
         assert (state.worker, state.epoch, state.nonce, state.residents) == (worker, 1, "nonce 1", ())
         assert state.size == leader.executor.size
+
+
+async def test_each_life_has_a_hash_key_of_its_own_and_knows_nothing_of_what_the_pool_held_before() -> None:
+    async with serving() as leader:
+        worker = await leader.worker()
+        key = (await leader.claim(worker)).hash_key
+        request = submit(prompt_ids=tuple(range(20)))
+        new = NewRequest(request, EntryId("1-1"), 0, (BlockId(0), BlockId(1)))
+        await leader.send(worker, StepPlan(1, 1, new=(new,), slices=(Slice(request.request, 0, 20),)))
+        await leader.answer(worker, StepResult)
+        again = await leader.claim(worker)
+        assert again.hash_key == key
+        chain = HashChain(key, 16)
+        chain.extend(range(16))
+        assert again.named == (NamedBlock(BlockId(0), chain.hashes[0]),)
+        await leader.bus.declare_dead(worker)
+        state = await leader.claim(await leader.worker(other_than=worker))
+        assert len(state.hash_key) == len(key) == 32
+        assert state.hash_key != key
+        assert state.named == ()
 
 
 async def test_tokens_go_to_the_gateway_and_the_result_to_the_leader() -> None:

@@ -5,8 +5,9 @@ the lengths of sharegpt (``num_prefill_tokens,num_decode_tokens,...``). Takes ab
 
 All requests are there at once, so that memory is what bounds how many run; figures are means over the time while
 somebody waits. Twice: with the lengths as they are (prompts hold a whole chat, so most of a request is known when it
-comes), and with those that fit into the paper's 2,048 positions. Of the positions given to requests, some hold keys and values, some are *reserved* (the request will use
-them later), some are *internal* waste (it never will). What buddy allocators lose between requests is not modelled.
+comes), and with those that fit into the paper's 2,048 positions. Of the positions given to requests, some hold keys and
+values, some are *reserved* (the request will use them later), some are *internal* waste (it never will). What buddy
+allocators lose between requests is not modelled.
 """
 
 import sys
@@ -58,8 +59,8 @@ MANAGERS = (
     Manager("paged, blocks of 16", "paged", 16, "96.3 %"),
 )
 HEAD = (
-    "| manager | paper: holds tokens | holds tokens | reserved | internal | of the pool | at once | preempted | req/s |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "| manager | paper: holds tokens | holds tokens | reserved | internal | of the pool | at once | preempted | req/s |"
+    "\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -113,11 +114,9 @@ def table(service: Service, rows: Sequence[Pair], count: int) -> None:
     fit = [(prompt, output) for prompt, output in rows if prompt + service.max_tokens <= service.longest]
     drawn = sample_pairs(fit, count, np.random.default_rng(1))
     pairs = [(prompt, min(output, service.max_tokens)) for prompt, output in drawn]
-    means = (sum(lengths) / count for lengths in zip(*pairs, strict=True))
+    prompt, output = (sum(lengths) / count for lengths in zip(*pairs, strict=True))
     print(f"\n## Up to {service.longest:,} positions a request, {service.max_tokens:,} of them answer\n")
-    print(
-        f"{count} requests, mean {' + '.join(f'{mean:.0f}' for mean in means)} tokens; {service.kv_tokens:,} positions\n"
-    )
+    print(f"{count} requests, mean {prompt:.0f} + {output:.0f} tokens; {service.kv_tokens:,} positions\n")
     print(HEAD)
     found = []
     for manager in MANAGERS:

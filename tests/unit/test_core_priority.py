@@ -1,0 +1,159 @@
+"""Order ``priority`` takes places: seats and memory of the less urgent, by hand-computed numbers."""
+
+import pytest
+
+from tests.harness import Bench
+
+TAKING = ["orca", "prefill-first", "hybrid-only", "sarathi"]
+
+
+def running(policy: str, priorities: dict[str, int], *, seqs: int = 8, blocks: int = 1000, prompt: int = 4) -> Bench:
+    """Everybody decodes; none has ended when the test begins."""
+    bench = Bench(policy, seqs=seqs, order="priority", blocks=blocks, block=4, kv="paged")
+    for name, priority in priorities.items():
+        bench.arrive(name, prompt, 20, priority=priority)
+    bench.iterate()
+    assert bench.running() == sorted(priorities, key=lambda name: (priorities[name], name))
+    return bench
+
+
+@pytest.mark.parametrize("policy", TAKING)
+def test_the_least_urgent_gives_its_seat_to_one_who_is_more_urgent_in_the_same_plan(policy: str) -> None:
+    bench = running(policy, {"a": 1, "b": 2, "c": 2}, seqs=3)
+    bench.arrive("urgent", 4, 9, priority=0)
+    assert "urgent" in bench.iterate()
+    assert bench.steps[-1].preempted == ("c",)
+    assert bench.running() == ["urgent", "a", "b"]
+    assert bench.waiting() == ["c"]
+
+
+@pytest.mark.parametrize("policy", TAKING)
+def test_no_inversion_at_max_num_seqs_whoever_comes(policy: str) -> None:
+    bench = running(policy, {"a": 5, "b": 5}, seqs=2)
+    for number, priority in enumerate((4, 3, 2, 1)):
+        bench.arrive(f"p{priority}", 4, 50, priority=priority)
+        bench.iterate_times(2)
+        worst_running = max(request.priority for request in bench.worker.running)
+        best_waiting = min(request.priority for request in bench.planner.state.line)
+        assert worst_running <= best_waiting, f"after arrival {number}"
+    assert bench.running() == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("policy", TAKING)
+def test_nobody_gives_way_to_one_who_is_not_more_urgent(policy: str) -> None:
+    bench = running(policy, {"a": 1, "b": 1}, seqs=2)
+    bench.arrive("same", 4, 9, priority=1)
+    bench.arrive("less", 4, 9, priority=2)
+    bench.iterate_times(5)
+    assert all(step.preempted == () for step in bench.steps)
+
+
+def test_one_who_has_waited_long_is_not_displaced_by_a_step_of_priority() -> None:
+    bench = Bench("sarathi", seqs=1, order="priority")
+    bench.arrive("patient", 4, 50, priority=1, at_ms=0)
+    bench.iterate()
+    bench.arrive("urgent, late", 4, 9, priority=0, at_ms=30_001)
+    bench.iterate_times(3)
+    assert bench.running() == ["patient"]
+    bench.arrive("more urgent, late", 4, 9, priority=-1, at_ms=30_002)
+    bench.iterate()
+    assert bench.running() == ["more urgent, late"]
+
+
+def test_free_seats_and_memory_are_taken_first_and_nobody_gives_way() -> None:
+    bench = running("sarathi", {"a": 5, "b": 5}, seqs=3)
+    bench.arrive("urgent", 4, 9, priority=0)
+    assert set(bench.iterate()) == {"a", "b", "urgent"}
+    assert bench.steps[-1].preempted == ()
+
+
+@pytest.mark.parametrize(("prompt", "victims"), [(28, ()), (32, ("c",)), (36, ("c", "b")), (39, ("c", "b", "a"))])
+def test_each_block_beyond_the_free_ones_costs_one_victim_the_least_urgent_first(
+    prompt: int, victims: tuple[str, ...]
+) -> None:
+    """Ten blocks of 4; three requests hold one each and need no second one in this step, so 7 are free."""
+    bench = running("sarathi", {"a": 1, "b": 2, "c": 3}, blocks=10, prompt=1)
+    bench.arrive("urgent", prompt, 1, priority=0)
+    bench.plan()
+    assert bench.steps[-1].preempted == victims
+    assert "urgent" in bench.running()
+
+
+def test_what_the_urgent_one_needs_is_kept_for_it_from_those_who_run() -> None:
+    """Of 7 free blocks it needs 6. Three requests want a second block each in this very step: a has the one left, and b
+    the one of c, which gives way.
+    """
+    bench = running("sarathi", {"a": 1, "b": 2, "c": 3}, blocks=10)
+    bench.arrive("urgent", 24, 4, priority=0)
+    assert bench.iterate() == {"a": 1, "b": 1, "urgent": 24}
+    assert bench.steps[-1].preempted == ("c",)
+
+
+def test_nobody_gives_way_if_all_of_them_would_not_do() -> None:
+    bench = running("sarathi", {"a": 0, "b": 5}, blocks=10, prompt=12)
+    bench.arrive("urgent", 30, 4, priority=1)  # 8 blocks: b has 3, 4 are free, and a is more urgent
+    bench.iterate_times(3)
+    assert all(step.preempted == () for step in bench.steps)
+    assert bench.waiting() == ["urgent"]
+
+
+def test_who_has_been_preempted_three_times_gives_way_no_more() -> None:
+    bench = Bench("sarathi", seqs=1, order="priority")
+    victim = bench.arrive("victim", 4, 50, priority=9)
+    for number in range(5):
+        bench.iterate()
+        bench.arrive(f"urgent{number}", 4, 2, priority=0)
+        bench.iterate_times(3)
+    assert victim.preemptions == 3
+    assert bench.running() == ["victim"]
+    assert bench.waiting() == ["urgent3", "urgent4"]
+
+
+def test_blocks_that_two_victims_share_are_free_when_both_have_gone() -> None:
+    """Eight blocks of 4: x and y share 3 and hold one more each, so 3 are free, and 8 are needed."""
+    bench = Bench("sarathi", order="priority", blocks=8, block=4)
+    for name in "xy":
+        bench.arrive(name, [*range(12), ord(name)], 10, priority=5)
+        bench.iterate()
+    assert bench.worker.pool.used == 5
+    bench.arrive("urgent", 31, 1, priority=0)
+    bench.plan()
+    assert bench.steps[-1].preempted == ("y", "x")
+    assert bench.running() == ["urgent"]
+
+
+def test_a_block_that_the_urgent_one_shares_with_a_victim_is_not_counted_as_freed_by_it() -> None:
+    """Eight blocks of 4, none free. The urgent one finds three of the victim's four and needs two more; the victim
+    would leave it one. So that would not do, and it stays.
+    """
+    bench = Bench("sarathi", order="priority", blocks=8, block=4)
+    bench.arrive("first", 13, 3, priority=0)
+    bench.arrive("victim", [*range(12), 1], 3, priority=5)
+    bench.iterate()
+    assert bench.worker.pool.free == 0
+    bench.arrive("urgent", [*range(12), *range(50, 55)], 3, priority=1)
+    bench.iterate()
+    assert bench.steps[-1].preempted == ()
+    assert bench.running() == ["first", "victim"]
+
+
+def test_whole_prompts_that_the_budget_cannot_take_beside_the_others_cost_nobody_a_place() -> None:
+    """A budget of 40 (the longest served), 3 seats: beside two decodes 38 tokens are left, and 39 are missing."""
+    bench = Bench("orca", seqs=3, budget=16, order="priority", kv="paged", max_model_len=40, blocks=100)
+    for name in "abc":
+        bench.arrive(name, 4, 20, priority=5)
+    bench.iterate()
+    bench.arrive("urgent", 39, 1, priority=0)
+    bench.iterate()
+    assert not bench.steps[-1].preempted
+    bench.arrive("more urgent", 38, 1, priority=-1)
+    assert "more urgent" in bench.iterate()
+    assert bench.steps[-1].preempted == ("c",)
+
+
+def test_under_static_places_are_given_when_the_batch_has_ended_and_not_before() -> None:
+    bench = Bench("static", seqs=1, order="priority")
+    bench.arrive("less", 4, 5, priority=5)
+    bench.iterate()
+    bench.arrive("urgent", 4, 2, priority=0)
+    assert bench.iterate_times(5) == [{"less": 1}] * 4 + [{"urgent": 4}]

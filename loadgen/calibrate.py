@@ -76,7 +76,7 @@ def as_file(settings: CalibrateSettings, measurements: Measurements, fitted: Fit
         format=FORMAT,
         name=measurements.model,
         source=(
-            f"loadgen calibrate of {measurements.model} at {settings.url}: {kinds['prompt']} lengths of prompts, "
+            f"loadgen calibrate of {measurements.model} at {settings.url}: times of {kinds['prompt']} prompts, "
             f"{kinds['decode']} decode batches and {kinds['mixed']} mixed steps, {fitted}"
         ),
         assumptions=(

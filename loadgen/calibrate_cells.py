@@ -46,7 +46,11 @@ Cell = Prompts | Batch | Mixed
 
 
 def to_measure(step_tokens: int, max_streams: int) -> list[Cell]:
-    """Return what to measure, what tells most first: should time run out, what is left out matters least."""
+    """Return what to measure, what tells most first: should time run out, what is left out matters least.
+
+    Prompts within a step are measured from short to long and, later, back again: a machine that grows faster or slower
+    meanwhile would otherwise seem to be faster or slower at long ones.
+    """
     streams = _doubling(1, max_streams)
     within_a_step = [Prompts(tokens, 5 if tokens <= SHORT_PROMPT else 3) for tokens in _doubling(1, step_tokens)]
     tail = step_tokens // 8  # a last chunk of another size tells what a position costs from what a pair costs
@@ -59,7 +63,7 @@ def to_measure(step_tokens: int, max_streams: int) -> list[Cell]:
         if number <= min(max_streams, step_tokens // 2)
     ]
     short = [Batch(number, SHORT_PROMPT) for number in streams[1:]]
-    return [*within_a_step, *short, *mixed, *longer, *batches]
+    return [*within_a_step, *short, *reversed(within_a_step), *mixed, *longer, *batches]
 
 
 def _doubling(low: int, high: int) -> list[int]:

@@ -17,7 +17,7 @@ from shared.simulation.model import StepLoad, StepTimeModel
 
 MIN_SIZES = 3
 """How many lengths of prompts and how many sizes of batches are needed to tell what a token costs."""
-MAX_FALL = 0.2
+MAX_FALL = 0.3
 """How much faster than the smallest the largest step may seem to be, as a share of their mean: noise does that."""
 MAX_MEDIAN_OFF = 0.3
 MIN_CONTEXT_SPREAD = 4

@@ -107,7 +107,7 @@ class _Survey:
         match what:
             case Prompts():
                 first_s = await self._probe.median_first_token_s(what, timeout_s)
-                self._token_s = first_s / what.tokens
+                self._token_s = min(self._token_s, first_s / what.tokens)  # short ones are all overhead
                 return prompt_point(what.tokens, first_s * 1000, step_tokens=step_tokens)
             case Batch():
                 self._step_s, context = await self._probe.step_s(what, step_tokens, timeout_s)

@@ -81,7 +81,7 @@ def test_the_same_measurements_make_the_same_bytes_without_a_date(tmp_path: Path
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     file = json.loads((tmp_path / "one").read_text())
     assert file["source"].startswith(
-        "loadgen calibrate of tiny at http://h:1: 6 lengths of prompts, 4 decode batches and 0 mixed steps, off by "
+        "loadgen calibrate of tiny at http://h:1: times of 6 prompts, 4 decode batches and 0 mixed steps, off by "
     )
     assert file["assumptions"] == [
         "A step has at most 64 tokens (--step-tokens).",

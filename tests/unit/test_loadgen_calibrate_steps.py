@@ -82,7 +82,8 @@ def test_failures_and_uncounted_tokens_are_left_out_with_their_reason() -> None:
 
 def test_sizes_double_up_to_what_was_asked_and_short_measurements_come_first() -> None:
     cells = to_measure(step_tokens=100, max_streams=12)
-    assert [cell.tokens for cell in cells if isinstance(cell, Prompts)] == [1, 2, 4, 8, 16, 32, 64, 100, 112, 200, 288]
+    within = [1, 2, 4, 8, 16, 32, 64, 100]
+    assert [cell.tokens for cell in cells if isinstance(cell, Prompts)] == [*within, *reversed(within), 112, 200, 288]
     batches = [cell for cell in cells if isinstance(cell, Batch)]
     assert [batch.streams for batch in batches if batch.prompt_tokens == 16] == [2, 4, 8, 12]  # 1 is always measured
     assert {batch.streams for batch in batches if batch.prompt_tokens == 1024} == {1, 2, 4, 8, 12}

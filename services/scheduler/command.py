@@ -9,6 +9,8 @@ from shared.scheduling.timing import StepTimes
 
 FromWorker = WorkerState | StepResult | StepFailed | PlanRefused
 UNANSWERED_S = 30.0
+FIRST_STEP_S = 300.0
+"""For a step that nothing is known about yet: on a starved machine it has been seen to take most of a minute."""
 _LONGEST_STEPS = 20
 
 
@@ -73,4 +75,10 @@ class Command:
     def is_overdue(self, now_s: float) -> bool:
         """Return whether a claim or a plan has been unanswered for so long that the worker must be dead."""
         since_s = self.asked_s if self.nonce is not None else min(self.published_s, default=now_s)
-        return now_s - max(since_s, self.running_since_s) > max(UNANSWERED_S, _LONGEST_STEPS * self.times.longest_s)
+        return now_s - max(since_s, self.running_since_s) > self._patience_s
+
+    @property
+    def _patience_s(self) -> float:
+        if self.is_claimed and not self.times.longest_s:
+            return FIRST_STEP_S
+        return max(UNANSWERED_S, _LONGEST_STEPS * self.times.longest_s)

@@ -144,12 +144,12 @@ class Leading:
             self._held.done(self._clock())
 
     async def _renew(self) -> None:
-        """Keep the lease. A lease that ran out meanwhile may have been somebody else's: then all here is stale."""
+        """Keep the lease. If it is gone, all here is stale: somebody else led, or the server has come back empty."""
         if self._clock() - self._renewed_s > LEASE_S:
             raise LeaseLost(f"{self._lease.owner} did not renew its lease in time")
         started_s = self._clock()
-        if not await self._patiently(lambda: self._bus.take_lease(self._lease)):
-            raise LeaseLost(f"somebody else than {self._lease.owner} leads")
+        if not await self._patiently(lambda: self._bus.keep_lease(self._lease)):
+            raise LeaseLost(f"{self._lease.owner} leads no more")
         self._renewed_s = started_s
         self._renewal.done(self._clock())
 

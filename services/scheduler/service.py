@@ -37,7 +37,13 @@ async def serve_on(bus: Bus, settings: SchedulerSettings, stopping: asyncio.Even
         except* DeclaredDead:
             log.warning("declared_dead", part=part.id)
         except* LeaseLost as lost:
-            log.warning("lease_lost", part=part.id, error=str(lost.exceptions[0]))
+            log.warning("lease_lost", part=part.id, error=str(_first_of(lost)))
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group, however deep it lies."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 class _Scheduler:

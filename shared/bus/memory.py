@@ -110,10 +110,19 @@ class MemoryBus:
         _declare_dead(await self._reach(), part)
 
     async def take_lease(self, lease: Lease) -> bool:
-        """Take or renew a lease for ``LEASE_S``; False while it is somebody else's."""
+        """Take a lease for ``LEASE_S``, or find that it is ours already; False while it is somebody else's."""
         server = await self._reach()
         owner = lease.owner.encode()
         if server.get(lease.key) not in (None, owner):
+            return False
+        server.put(lease.key, owner, for_s=LEASE_S)
+        return True
+
+    async def keep_lease(self, lease: Lease) -> bool:
+        """Renew a lease for ``LEASE_S``; False if it is not ours any more, though it may be free."""
+        server = await self._reach()
+        owner = lease.owner.encode()
+        if server.get(lease.key) != owner:
             return False
         server.put(lease.key, owner, for_s=LEASE_S)
         return True

@@ -118,7 +118,10 @@ class Bus(Protocol):
         """Write that a part is dead: it will never beat again under this id."""
 
     async def take_lease(self, lease: Lease) -> bool:
-        """Take or renew a lease for ``LEASE_S``; False while it is somebody else's."""
+        """Take a lease for ``LEASE_S``, or find that it is ours already; False while it is somebody else's."""
+
+    async def keep_lease(self, lease: Lease) -> bool:
+        """Renew a lease for ``LEASE_S``; False if it is not ours any more, though it may be free."""
 
     async def drop_lease(self, lease: Lease) -> None:
         """Give a lease back, if it is ours."""

@@ -34,6 +34,7 @@ _ANEW = 2
 _BEAT = Script("beat")
 _DROP_LEASE = Script("drop_lease")
 _ENQUEUE = Script("enqueue")
+_KEEP_LEASE = Script("keep_lease")
 _LEAD = Script("lead")
 _MAKE_STREAM = Script("make_stream")
 _PARTS = Script("parts")
@@ -127,9 +128,16 @@ class RedisBus:
         await self._call(("SET", names.dead(part), 1, "PX", _ms(DEAD_PART_TTL_S)), ("DEL", names.beat(part)))
 
     async def take_lease(self, lease: Lease) -> bool:
-        """Take or renew a lease for ``LEASE_S``; False while it is somebody else's."""
+        """Take a lease for ``LEASE_S``, or find that it is ours already; False while it is somebody else's."""
+        return await self._run_on_lease(_TAKE_LEASE, lease)
+
+    async def keep_lease(self, lease: Lease) -> bool:
+        """Renew a lease for ``LEASE_S``; False if it is not ours any more, though it may be free."""
+        return await self._run_on_lease(_KEEP_LEASE, lease)
+
+    async def _run_on_lease(self, script: Script, lease: Lease) -> bool:
         args: list[str | bytes | int] = [lease.owner, _ms(LEASE_S)]
-        return bool(await self._run(_TAKE_LEASE, [lease.key], args, within_s=RENEWED_WITHIN_S))
+        return bool(await self._run(script, [lease.key], args, within_s=RENEWED_WITHIN_S))
 
     async def drop_lease(self, lease: Lease) -> None:
         """Give a lease back, if it is ours."""

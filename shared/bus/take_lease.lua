@@ -1,4 +1,4 @@
--- Take or renew a lease: 1 if it is ours now.
+-- Take a lease if it is free, or ours already: 1 if it is ours now.
 -- KEYS: lease. ARGV: owner, length in ms
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then

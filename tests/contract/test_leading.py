@@ -51,10 +51,19 @@ async def test_renewing_a_lease_makes_it_last(
 ) -> None:
     assert await bus.take_lease(OURS)
     pass_time(LEASE_S / 2)
-    assert await bus.take_lease(OURS)
+    assert await bus.keep_lease(OURS)
     left_s = life_s(OURS.key)
     assert left_s is not None
     assert LEASE_S - 0.9 < left_s <= LEASE_S
+
+
+async def test_a_lease_that_is_gone_is_not_kept_though_it_is_free(bus: Bus, other: Bus) -> None:
+    assert not await bus.keep_lease(OURS)
+    assert await bus.take_lease(OURS)
+    assert not await other.keep_lease(THEIRS)
+    await bus.drop_lease(OURS)
+    assert not await bus.keep_lease(OURS)
+    assert await other.take_lease(THEIRS)
 
 
 async def test_a_dropped_lease_is_free_at_once(bus: Bus, other: Bus) -> None:

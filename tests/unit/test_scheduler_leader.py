@@ -337,9 +337,18 @@ def test_a_claim_or_plan_unanswered_for_30_s_means_that_the_worker_is_dead(desk:
     desk.leader.claim(W2, desk.now_s)
     desk.claim(W)
     desk.submit(submission())
+    desk.answer(desk.must_plan(W))
     desk.must_plan(W)
     assert desk.leader.overdue(desk.now_s + 29) == []
     assert set(desk.leader.overdue(desk.now_s + 31)) == {W, W2}
+
+
+def test_a_worker_s_very_first_step_may_take_five_minutes(desk: Desk) -> None:
+    desk.claim(W)
+    desk.submit(submission())
+    desk.must_plan(W)
+    assert desk.leader.overdue(desk.now_s + 299) == []
+    assert desk.leader.overdue(desk.now_s + 301) == [W]
 
 
 def test_the_second_plan_is_made_shortly_before_the_running_step_is_expected_to_end() -> None:

@@ -1,10 +1,11 @@
 """A step while it is being filled: the one ledger through which a policy spends tokens and blocks."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.ids import BlockId, RequestId
+from shared.paging.block_hash import BlockHash
 from shared.paging.reservation import KvManager
 from shared.scheduling.limits import WATERMARK, Limits, TokenBudget
 from shared.scheduling.orders.port import Place
@@ -67,10 +68,22 @@ class Draft:
             if request.worker in (None, self.worker.id) and self.worker.can_ever_hold(request):
                 yield request
 
-    def missing(self, request: Request) -> int:
-        """Return how many tokens it would have to be fed before it samples, if it began here now."""
-        found = () if request.phase is Phase.RUNNING else self._found(request)
-        return request.missing_tokens - len(found) * self.worker.pool.block_tokens
+    def misses_more_than(self, tokens: int, request: Request) -> bool:
+        """Return whether it would have to be fed more than so many before it samples, if it began here now.
+
+        Asked of everyone who waits, in each plan. So the one block is looked up first that most of them lack.
+        """
+        beyond = request.missing_tokens - tokens
+        if beyond <= 0:
+            return False
+        if request.phase is Phase.RUNNING:
+            return True
+        needed = self.worker.pool.blocks_for(beyond)
+        names = self._names(request)
+        if needed > min(len(names), self._useful(request)):
+            return True
+        found = self.worker.pool.found
+        return not found((names[needed - 1],)) or len(found(names[:needed])) < needed
 
     # -- what a policy does -------------------------------------------------------------------------------------
 
@@ -86,7 +99,9 @@ class Draft:
         if head is None or head.slices_in_flight:
             return
         victims = self._victims_for(head)
-        if victims is None or (whole and self.missing(head) > self.budget.left - self._going_on(victims)):
+        if victims is None:
+            return
+        if whole and self.misses_more_than(self.budget.left - self._going_on(victims), head):
             return
         takes_a_place = bool(victims) or any(self._may_give_way(other, head) for other in reversed(self.worker.running))
         for victim in victims:
@@ -102,17 +117,19 @@ class Draft:
         May be called again to give it more. If blocks run out, the last in queue order gives way. The first never
         does: it waits for a block instead.
         """
-        count = min(request.missing_tokens, self.budget.left if at_most is None else min(at_most, self.budget.left))
+        left = self.budget.left if at_most is None else min(at_most, self.budget.left)
+        count = min(request.missing_tokens, left)
         if request.phase is not Phase.RUNNING or not count or not self._has_row_for(request):
             return
         lacking = self.worker.pool.blocks_for(request.computed + count) - len(request.blocks)
-        if lacking > 0 and not self._make_room(request, lacking):
-            return
-        blocks = self.worker.pool.allocate(max(0, lacking))
-        if blocks is None:
-            raise AssertionError("room was made and is gone")
-        request.blocks.extend(blocks)
-        self._feed(request, count, blocks)
+        if lacking <= 0:
+            self._feed(request, count, ())
+        elif self._make_room(request, lacking):
+            blocks = self.worker.pool.allocate(lacking)
+            if blocks is None:
+                raise AssertionError("room was made and is gone")
+            request.blocks.extend(blocks)
+            self._feed(request, count, blocks)
 
     def admit(self, request: Request, *, whole: bool = False, at_most: int | None = None) -> bool:
         """Let a waiting request begin; False if it cannot now, and then nobody behind it may (no overtaking).
@@ -148,12 +165,18 @@ class Draft:
     # -- admission ----------------------------------------------------------------------------------------------
 
     def _found(self, request: Request) -> tuple[BlockId, ...]:
-        """Return the blocks of this worker that hold the request's beginning; its last token is always computed."""
+        """Return the blocks of this worker that hold the request's beginning."""
+        return self.worker.pool.found(self._names(request)[: self._useful(request)])
+
+    def _useful(self, request: Request) -> int:
+        """Return how many of its blocks may be found: its last token is always computed."""
+        return (request.total_tokens - 1) // self.worker.pool.block_tokens
+
+    def _names(self, request: Request) -> Sequence[BlockHash]:
+        """Return what its full blocks are called; nothing if it shares none."""
         if request.prefix is None or not self.kv.is_on_demand:
             return ()
-        pool = self.worker.pool
-        useful = (request.total_tokens - 1) // pool.block_tokens
-        return pool.found(request.prefix.hashes(pool.hash_key, pool.block_tokens)[:useful])
+        return request.prefix.hashes(self.worker.pool.hash_key, self.worker.pool.block_tokens)
 
     def _first_slice(self, request: Request, found: tuple[BlockId, ...], *, whole: bool, at_most: int | None) -> int:
         missing = request.missing_tokens - len(found) * self.worker.pool.block_tokens
@@ -277,11 +300,12 @@ class Draft:
             self._slices[request.id] = replace(begun, count=begun.count + count, new_blocks=more, samples=samples)
         request.computed += count
         request.output_tokens += samples
-        if request.prefix is not None and self.kv.is_on_demand:
-            self._note_fills(request, start)
+        size = self.worker.pool.block_tokens
+        full = range(start // size, request.computed // size)
+        if full and request.prefix is not None and self.kv.is_on_demand:
+            self._note_fills(request, full)
 
-    def _note_fills(self, request: Request, start: int) -> None:
-        pool = self.worker.pool
-        for index in range(start // pool.block_tokens, request.computed // pool.block_tokens):
+    def _note_fills(self, request: Request, indices: range) -> None:
+        for index in indices:
             block = request.blocks[index]
-            self._fills.append(Fill(request, index, block, pool.stamp(block)))
+            self._fills.append(Fill(request, index, block, self.worker.pool.stamp(block)))

@@ -19,10 +19,10 @@ def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
     share = TokenBudget(cap)
     long_ones: list[Request] = []
     for request in unfinished:
-        missing = draft.missing(request)
-        if missing > cap:
+        is_long = draft.misses_more_than(cap, request)
+        if is_long:
             long_ones.append(request)
-        draft.extend(request, share.take(missing) if missing > cap else None)
+        draft.extend(request, share.take(cap) if is_long else None)
     long_ones += _admit(draft, share, cap)
     for request in long_ones:
         if request.phase is Phase.RUNNING:
@@ -34,16 +34,17 @@ def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
 def _admit(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:
     """Admit in queue order and return the long ones, whether they have begun or found their share used up."""
     long_ones: list[Request] = []
+    if draft.is_full:
+        return long_ones
     for request in draft.waiting():
-        if draft.is_full:
-            break
-        missing = draft.missing(request)
-        if missing <= cap:
+        if not draft.misses_more_than(cap, request):
             if not draft.admit(request):
                 break
-            continue
-        long_ones.append(request)
-        granted = share.take(missing)
-        if granted and not draft.admit(request, at_most=granted):
+        else:
+            long_ones.append(request)
+            granted = share.take(cap)
+            if granted and not draft.admit(request, at_most=granted):
+                break
+        if draft.is_full:
             break
     return long_ones

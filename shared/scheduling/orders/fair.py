@@ -1,8 +1,8 @@
 """Fair queue: a virtual token counter for each tenant (VTC, Sheng et al., OSDI'24)."""
 
-from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush, merge
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 
 from shared.ids import RequestId
 from shared.scheduling.orders.port import Place
@@ -44,26 +44,27 @@ class Fair:
         return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Request]:
-        lines = {tenant: line.copy() for tenant, line in self._lines.items()}
-        by_arrival = merge(*lines.values(), key=_by_arrival)
-        by_service = self._least_served_first(lines)
+        by_arrival, by_service = self._walk(_by_arrival), self._walk(self._by_service)
         yielded: set[RequestId] = set()
-        for _ in range(len(self)):  # charges that come meanwhile count: whose turn it is is asked for each
+        while True:  # charges that come meanwhile count: whose turn it is is asked for each
             order = by_arrival if self._until_oldest == 1 else by_service
-            request = next(request for request in order if request.id not in yielded)
+            request = next((request for request in order if request.id not in yielded), None)
+            if request is None:
+                return
             yielded.add(request.id)
             yield request
 
-    def _least_served_first(self, lines: Mapping[str, Sequence[Request]]) -> Iterator[Request]:
-        rest = {tenant: iter(line) for tenant, line in lines.items()}
-        heads = [self._entry(next(line)) for line in rest.values()]
+    def _walk(self, key: Callable[[Request], tuple[object, ...]]) -> Iterator[Request]:
+        """Yield the least of all tenants' first requests, then its tenant's next one is among them, and so on."""
+        heads = [(key(line[0]), line[0]) for line in self._lines.values()]
         heapify(heads)
         while heads:
             request = heappop(heads)[-1]
             yield request
-            behind = next(rest[request.tenant], None)
-            if behind is not None:
-                heappush(heads, self._entry(behind))
+            line = self._lines.get(request.tenant, [])
+            behind = bisect_right(line, _by_arrival(request), key=_by_arrival)  # it may have been removed meanwhile
+            if behind < len(line):
+                heappush(heads, (key(line[behind]), line[behind]))
 
     def add(self, request: Request) -> None:
         """Put a request in its place; if its tenant had none here, lift what the tenant has had."""
@@ -100,8 +101,8 @@ class Fair:
         for request in requests:
             self._charge(request.tenant, OUTPUT_WEIGHT)
 
-    def _entry(self, request: Request) -> tuple[float, tuple[int, int], str, Request]:
-        return self._served.get(request.tenant, 0.0), request.arrival, request.id, request
+    def _by_service(self, request: Request) -> tuple[float, tuple[int, int], str]:
+        return self._served.get(request.tenant, 0.0), request.arrival, request.id
 
     def _charge(self, tenant: str, cost: float) -> None:
         self._served[tenant] = self._served.get(tenant, 0.0) + cost

@@ -133,7 +133,8 @@ class NamedBlock(Struct, frozen=True, array_like=True):
 class WorkerState(Struct, frozen=True, array_like=True, tag="worker-state/1"):
     """The answer to a claim: everything the new leader must know. From here on only plans of ``epoch`` are executed.
 
-    ``hash_key`` is the worker's own, drawn when it registers; ``named`` are all full blocks whose content it knows.
+    ``hash_key`` is the worker's own, drawn when it registers; ``named`` are all full blocks whose content it knows, those
+    in several tables first: of two with the same content a shared one must keep the name.
     """
 
     worker: WorkerId

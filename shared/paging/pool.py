@@ -27,6 +27,8 @@ class BlockPool:
         self._stamps = [0] * blocks
         self.extra_holders = 0
         """References beyond the first, over all blocks: how many blocks sharing saves."""
+        self.evictions = 0
+        """Cached blocks that lost their name because somebody needed the room."""
         self._named: dict[BlockHash, BlockId] = {}
         self._names: dict[BlockId, BlockHash] = {}
 
@@ -106,6 +108,7 @@ class BlockPool:
         else:
             block = self._cached.popitem(last=False)[0]
             del self._named[self._names.pop(block)]
+            self.evictions += 1
         self._holders[block] = 1
         self._stamps[block] += 1
         return block

@@ -63,7 +63,16 @@ class Draft:
         return [request for request in self.worker.running if not request.slices_in_flight]
 
     def waiting(self) -> Iterator[Request]:
-        """Yield in queue order those who might run here: not resident elsewhere, not larger than this worker."""
+        """Yield in queue order those who might run here, while anybody can be admitted."""
+        if self.is_full:
+            return  # before the line is walked at all
+        for request in self._in_line():
+            yield request
+            if self.is_full:
+                return
+
+    def _in_line(self) -> Iterator[Request]:
+        """Yield who is neither resident elsewhere nor larger than this worker."""
         for request in self.state.line:
             if request.worker in (None, self.worker.id) and self.worker.can_ever_hold(request):
                 yield request
@@ -95,7 +104,7 @@ class Draft:
         """
         if not self.state.line.takes_places:
             return
-        head = next(self.waiting(), None)
+        head = next(self._in_line(), None)
         if head is None or head.slices_in_flight:
             return
         victims = self._victims_for(head)
@@ -255,11 +264,12 @@ class Draft:
         return victims
 
     def _going_on(self, victims: list[Request]) -> int:
-        return sum(request not in victims for request in self.running())
+        fed = self.running()
+        return len(fed) - sum(victim in fed for victim in victims)
 
     def _may_give_way(self, victim: Request, head: Request) -> bool:
-        is_less_urgent = victim.priority > head.priority and self._place(victim) > self._place(head)
-        return is_less_urgent and not victim.is_protected
+        is_possible = victim.priority > head.priority and not victim.is_protected
+        return is_possible and self._place(victim) > self._place(head)
 
     def _place(self, request: Request) -> Place:
         return self.state.line.place(request)

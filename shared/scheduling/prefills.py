@@ -34,17 +34,13 @@ def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
 def _admit(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:
     """Admit in queue order and return the long ones, whether they have begun or found their share used up."""
     long_ones: list[Request] = []
-    if draft.is_full:
-        return long_ones
     for request in draft.waiting():
         if not draft.misses_more_than(cap, request):
             if not draft.admit(request):
                 break
-        else:
-            long_ones.append(request)
-            granted = share.take(cap)
-            if granted and not draft.admit(request, at_most=granted):
-                break
-        if draft.is_full:
+            continue
+        long_ones.append(request)
+        granted = share.take(cap)
+        if granted and not draft.admit(request, at_most=granted):
             break
     return long_ones

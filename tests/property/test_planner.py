@@ -14,7 +14,7 @@ from tests.planner_rig import Client, Rig, Setup
 PROMPTS = ((5, 5, 5, 5, 5, 5, 5, 5), (5, 5, 5, 6, 6, 6, 6, 6), (1, 2, 1, 2, 1, 2, 1, 2))
 LIMITS = st.builds(
     Limits,
-    st.integers(5, 24),
+    st.integers(8, 24),
     st.integers(2, 5),
     long_prefill_tokens=st.sampled_from([0, 0, 2, 4]),
     tile_tokens=st.sampled_from([1, 1, 2, 4]),
@@ -139,5 +139,5 @@ class PlannerMachine(RuleBasedStateMachine):
 
 TestPlanner = PlannerMachine.TestCase
 TestPlanner.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

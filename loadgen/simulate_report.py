@@ -17,7 +17,16 @@ from shared.simulation.records import RequestRecord, Result
 
 FORMAT = "loadgen-simulation/1"
 _DIGITS = 6
-_FIELDS = ("at_s", "prompt_tokens", "output_tokens", "first_scheduled_s", "first_token_s", "end_s", "preemptions")
+_FIELDS = (
+    "at_s",
+    "prompt_tokens",
+    "output_tokens",
+    "first_scheduled_s",
+    "first_token_s",
+    "end_s",
+    "preemptions",
+    "cached_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,7 @@ def _row(request: RequestRecord) -> list[float | int | None]:
         _rounded(first_s),
         _rounded(request.end_s),
         request.preemptions,
+        request.cached_tokens,
     ]
 
 

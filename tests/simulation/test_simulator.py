@@ -278,7 +278,7 @@ def test_all_finish_and_every_token_is_fed_once_unless_somebody_was_preempted(po
         arrivals = some_arrivals(source, 40)
         setup = some_setup(source, policy)
         if seed % 2:
-            setup = replace(setup, kv="paged", kv_tokens=192)
+            setup = replace(setup, kv="paged", kv_tokens=128, max_num_seqs=8)
         result = simulate(setup, arrivals, watch=check_blocks)
         check(result)
         at_least = sum(one.prompt_tokens + one.output_tokens - 1 for one in arrivals)

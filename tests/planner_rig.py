@@ -66,6 +66,8 @@ class Rig:
     hosts: dict[WorkerId, Host] = field(init=False, default_factory=dict)
     owed: dict[RequestId, Client] = field(init=False, default_factory=dict)
     cancelled: set[Attempt] = field(init=False, default_factory=set)
+    answered: set[Attempt] = field(init=False, default_factory=set)
+    """Whose whole answer a worker has sent to the gateway, which owes nothing from then on."""
     departures: list[Attempt] = field(init=False, default_factory=list)
     steps: list[Step] = field(init=False, default_factory=list)
     preempted: Counter[Attempt] = field(init=False, default_factory=Counter)
@@ -111,9 +113,11 @@ class Rig:
         self.planner = self._new_planner()
         for name, host in sorted(self.hosts.items()):
             while host.steps:
-                host.execute()
+                self.execute(name)
             host.results.clear()
             self._adopt_all(name, host.model)
+        for request in [request for request, client in self.owed.items() if _attempt_of(client) in self.answered]:
+            self._depart_if_owed(_attempt_of(self.owed[request]))  # it left with a plan that nobody heard the result of
         for request, client in self.owed.items():
             known = self.planner.state.requests.get(request)
             if known is not None and known.attempt == client.submission.attempt:
@@ -132,10 +136,7 @@ class Rig:
         self.corners["leader changes with shared tables"] += max(tables.values(), default=0) > 1
         for request, held in model.held.items():
             attempt = (request, held.submission.attempt)
-            if held.ended:
-                view.to_release.append(request)
-                self._depart_if_owed(attempt)
-            elif attempt in self.cancelled:
+            if held.ended or attempt in self.cancelled:
                 view.to_release.append(request)
             else:
                 self.planner.adopt(view, self._request_of_resident(held))
@@ -173,7 +174,7 @@ class Rig:
         self._resubmit(client, held)
 
     def _end(self, request: RequestId) -> None:
-        attempt = (request, self.owed[request].submission.attempt)
+        attempt = _attempt_of(self.owed[request])
         self.cancelled.add(attempt)
         self.departures.append(attempt)
         self.planner.end(request)
@@ -214,7 +215,8 @@ class Rig:
 
     def execute(self, name: WorkerId) -> None:
         if self.hosts[name].steps:
-            self.hosts[name].execute()
+            rows = self.hosts[name].execute()
+            self.answered.update((row.outcome.request, row.outcome.attempt) for row in rows if row.outcome.ended)
 
     def read(self, name: WorkerId) -> None:
         if not self.hosts[name].results:
@@ -344,6 +346,10 @@ class Rig:
         self.corners["the first waits for a block"] += any(
             r.id not in fed and not r.is_complete and not r.slices_in_flight for r in view.running[:1]
         )
+
+
+def _attempt_of(client: Client) -> Attempt:
+    return client.submission.request, client.submission.attempt
 
 
 def _request_of(client: Client) -> Request:

@@ -89,6 +89,20 @@ def test_what_the_urgent_one_needs_is_kept_for_it_from_those_who_run() -> None:
     assert bench.steps[-1].preempted == ("c",)
 
 
+def test_the_watermark_does_not_keep_out_one_for_whom_somebody_gave_way() -> None:
+    """200 blocks of 1, of which two are to stay free: 188 and 2 fit when b's 10 have come to the 180 that are free.
+
+    Then a takes one for its next token. The urgent one joins all the same, else b would have left for nothing.
+    """
+    bench = Bench("sarathi", order="priority", blocks=200, block=1)
+    bench.arrive("a", 10, 20, priority=-1)
+    bench.arrive("b", 10, 20, priority=5)
+    bench.iterate()
+    bench.arrive("urgent", 188, 2, priority=0)
+    assert bench.iterate() == {"a": 1, "urgent": 188}
+    assert bench.steps[-1].preempted == ("b",)
+
+
 def test_nobody_gives_way_if_all_of_them_would_not_do() -> None:
     bench = running("sarathi", {"a": 0, "b": 5}, blocks=10, prompt=12)
     bench.arrive("urgent", 30, 4, priority=1)  # 8 blocks: b has 3, 4 are free, and a is more urgent

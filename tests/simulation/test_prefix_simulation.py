@@ -26,7 +26,7 @@ MOONCAKE = (
     '{"timestamp": 0, "input_length": 1600, "output_length": 640, "hash_ids": [0, 1, 2, 3]}\n'  # 50 tokens: nothing
     '{"timestamp": 0, "input_length": 1536, "output_length": 32, "hash_ids": [0, 1, 4]}\n'  # 48 tokens: 0 and 1
     '{"timestamp": 1000, "input_length": 1600, "output_length": 32, "hash_ids": [0, 1, 2, 3]}\n'  # all: 3 is not full
-    '{"timestamp": 2000, "input_length": 1536, "output_length": 32, "hash_ids": [0, 1, 4]}\n'  # all: the last token is in 4
+    '{"timestamp": 2000, "input_length": 1536, "output_length": 32, "hash_ids": [0, 1, 4]}\n'  # all: 4 ends with it
     '{"timestamp": 2000, "input_length": 2600, "output_length": 32, "hash_ids": [0, 1, 2, 5, 6, 7]}\n'  # 0, 1 and 2
     '{"timestamp": 3000, "input_length": 1000, "output_length": 32, "hash_ids": [8, 1]}\n'  # a block behind a new one
 )

@@ -43,7 +43,7 @@ Messages = list[ChatCompletionMessageParam]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer: seconds from sending to the first text, what it said, and what the server counted."""
+    """One answer: seconds from sending to the first text (or its end, if it has none), what it said, and what the server counted."""
 
     ttft_s: float
     text: str
@@ -104,11 +104,12 @@ class Server:
         async for chunk in stream:
             usage = chunk.usage or usage
             new = "".join(choice.delta.content or "" for choice in chunk.choices)
-            if new and first_s is None:
+            has_ended = any(choice.finish_reason for choice in chunk.choices)  # an answer may have no text at all
+            if first_s is None and (new or has_ended):
                 first_s = time.perf_counter()
             text += new
         if first_s is None or usage is None or usage.prompt_tokens_details is None:
-            raise AssertionError(f"an answer without text or usage: {text!r}, {usage}")
+            raise AssertionError(f"an answer without an end or usage: {text!r}, {usage}")
         return Turn(first_s - begun_s, text, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0)
 
 

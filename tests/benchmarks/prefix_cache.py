@@ -43,7 +43,7 @@ Messages = list[ChatCompletionMessageParam]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer: seconds from sending to the first text (or its end, if it has none), what it said, and what the server counted."""
+    """One answer: seconds from sending to its first text (its end, if it has none), what it said, what was counted."""
 
     ttft_s: float
     text: str

@@ -100,6 +100,22 @@ def test_the_last_token_is_always_computed_though_its_block_could_be_found(promp
     assert (planner.state.prefix_queries, planner.state.prefix_hits) == (prompt, 4 * found)
 
 
+def test_a_prompt_whose_beginning_has_a_hole_is_as_long_as_what_stands_behind_the_hole() -> None:
+    """Budget 16, cap 4. Of 13 tokens the first and the third block are known: 9 tokens are missing, not one."""
+    content = [BlockHash(bytes([number]) * 16) for number in range(3)]
+    pool = BlockPool(100, 4, KEY)
+    first, third = pool.allocate(2) or ()
+    pool.name(first, pool.stamp(first), content[0])
+    pool.name(third, pool.stamp(third), content[2])
+    planner = Planner(POLICIES["sarathi"], Limits(16, 8, long_prefill_tokens=4), KV_MANAGERS["paged"])
+    planner.add_worker(WorkerView(WorkerId("w"), pool, 1000))
+    planner.submit(Request(RequestId("long"), 1, (0, 0), 40, 4))
+    planner.submit(Request(RequestId("hole"), 1, (1, 0), 13, 4, prefix=Asked(content)))
+    planner.submit(Request(RequestId("short"), 1, (2, 0), 3, 4))
+    fed = {slice_.request: slice_.count for slice_ in planner.next_step(WorkerId("w")).slices}
+    assert fed == {"long": 4 + 9, "short": 3}
+
+
 def test_under_reserve_nothing_is_shared_and_nothing_is_named() -> None:
     bench = Bench("orca", block=4, kv="reserve")
     for name in ("one", "two"):

@@ -282,3 +282,16 @@ def test_who_is_forgotten_below_the_floor_returns_as_if_it_had_been_remembered()
     for order in (remembered, forgotten):
         order.add(request("idle", 2, tenant="idle"))
     assert served(remembered, "idle") == served(forgotten, "idle") == 50
+
+
+def test_when_everybody_was_forgotten_a_newcomer_still_begins_at_the_floor() -> None:
+    order = Fair()
+    order.charge_prompt(request("x", tenant="busy"), 50)
+    waiting = [request("busy", 0, tenant="busy"), request("other", 1, tenant="other")]
+    for each in waiting:
+        order.add(each)
+    for each in waiting:
+        order.remove(each)
+    order._served.clear()
+    order.add(request("new", 2, tenant="new"))
+    assert served(order, "new") == 50

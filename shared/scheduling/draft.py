@@ -1,13 +1,13 @@
 """A step while it is being filled: the one ledger through which a policy spends tokens and blocks."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from shared.ids import BlockId, RequestId
-from shared.paging.block_hash import BlockHash
 from shared.paging.reservation import KvManager
-from shared.scheduling.limits import WATERMARK, Limits, TokenBudget
+from shared.scheduling.giving_way import may_give_way, victims_for
+from shared.scheduling.limits import Limits, TokenBudget
+from shared.scheduling.memory import Memory
 from shared.scheduling.orders.port import Place
 from shared.scheduling.request import Phase, Request
 from shared.scheduling.state import State, WorkerView
@@ -23,6 +23,7 @@ class Draft:
     limits: Limits
     kv: KvManager
     budget: TokenBudget = field(init=False)
+    _memory: Memory = field(init=False)
     _slices: dict[RequestId, Slice] = field(init=False, default_factory=dict)
     _fills: list[Fill] = field(init=False, default_factory=list)
     _admitted: list[Admission] = field(init=False, default_factory=list)
@@ -34,6 +35,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.budget = TokenBudget(self.limits.step_tokens)
+        self._memory = Memory(self.worker.pool, self.kv)
         self.state.line.sort(self.worker.running)
 
     # -- what a policy sees -------------------------------------------------------------------------------------
@@ -78,21 +80,10 @@ class Draft:
                 yield request
 
     def misses_more_than(self, tokens: int, request: Request) -> bool:
-        """Return whether it would have to be fed more than so many before it samples, if it began here now.
-
-        Asked of everyone who waits, in each plan. So the one block is looked up first that most of them lack.
-        """
-        beyond = request.missing_tokens - tokens
-        if beyond <= 0:
-            return False
+        """Return whether it would have to be fed more than so many before it samples, if it began here now."""
         if request.phase is Phase.RUNNING:
-            return True
-        needed = self.worker.pool.blocks_for(beyond)
-        names = self._names(request)
-        if needed > min(len(names), self._useful(request)):
-            return True
-        found = self.worker.pool.found
-        return not found((names[needed - 1],)) or len(found(names[:needed])) < needed
+            return request.missing_tokens > tokens
+        return self._memory.misses_more_than(tokens, request)
 
     # -- what a policy does -------------------------------------------------------------------------------------
 
@@ -107,18 +98,19 @@ class Draft:
         head = next(self._in_line(), None)
         if head is None or head.slices_in_flight:
             return
-        victims = self._victims_for(head)
+        order, running = self.state.line, self.worker.running
+        victims = victims_for(head, running, self._memory, order, has_seat=self._has_free_seat())
         if victims is None:
             return
         if whole and self.misses_more_than(self.budget.left - self._going_on(victims), head):
             return
-        takes_a_place = bool(victims) or any(self._may_give_way(other, head) for other in reversed(self.worker.running))
+        takes_a_place = bool(victims) or any(may_give_way(other, head, order) for other in reversed(running))
         for victim in victims:
             self._preempt(victim)
         if takes_a_place:
-            found = self._found(head)
+            found = self._memory.found(head)
             self._invited = head
-            self._set_aside = self._new_blocks_at_admission(head, found) + self._unheld(found)
+            self._set_aside = self._memory.new_blocks(head, found) + self._memory.unheld(found)
 
     def extend(self, request: Request, at_most: int | None = None) -> None:
         """Give a running request what it misses, as far as the budget goes; ``at_most`` so many tokens.
@@ -145,14 +137,15 @@ class Draft:
 
         ``whole``: only if everything it misses fits into what is left of the budget. ``at_most``: feed no more.
         """
-        found = self._found(request)
+        found = self._memory.found(request)
         count = self._first_slice(request, found, whole=whole, at_most=at_most)
-        if not count or not self._has_seat_for(request) or self._blocks_lacking(request, found) > 0:
+        beside = 0 if request is self._invited else len(self.worker.running)
+        if not count or not self._has_seat_for(request) or self._memory.lacking(request, found, beside) > 0:
             return False
         is_new = request.worker is None
         self.state.line.remove(request)
         self.worker.pool.hold(found)  # before anything is allocated, which might evict them
-        new = self.worker.pool.allocate(self._new_blocks_at_admission(request, found))
+        new = self.worker.pool.allocate(self._memory.new_blocks(request, found))
         if new is None:
             raise AssertionError("there was room, and it is gone")
         self.state.admit(self.worker, request)
@@ -172,20 +165,6 @@ class Draft:
         return Step(slices, tuple(self._admitted), tuple(self._preempted), released, tuple(self._fills))
 
     # -- admission ----------------------------------------------------------------------------------------------
-
-    def _found(self, request: Request) -> tuple[BlockId, ...]:
-        """Return the blocks of this worker that hold the request's beginning."""
-        return self.worker.pool.found(self._names(request)[: self._useful(request)])
-
-    def _useful(self, request: Request) -> int:
-        """Return how many of its blocks may be found: its last token is always computed."""
-        return (request.total_tokens - 1) // self.worker.pool.block_tokens
-
-    def _names(self, request: Request) -> Sequence[BlockHash]:
-        """Return what its full blocks are called; nothing if it shares none."""
-        if request.prefix is None or not self.kv.is_on_demand:
-            return ()
-        return request.prefix.hashes(self.worker.pool.hash_key, self.worker.pool.block_tokens)
 
     def _first_slice(self, request: Request, found: tuple[BlockId, ...], *, whole: bool, at_most: int | None) -> int:
         missing = request.missing_tokens - len(found) * self.worker.pool.block_tokens
@@ -209,24 +188,6 @@ class Draft:
         """Return whether the step takes one more: of several stages all may be waiting to be fed at once."""
         return request.id in self._slices or len(self._slices) < self.limits.max_num_seqs
 
-    def _blocks_lacking(self, request: Request, found: tuple[BlockId, ...]) -> int:
-        """Return how many blocks must be freed before the request may begin; 0 or less if it may."""
-        beside = 0 if request is self._invited else len(self.worker.running)
-        new = self._new_blocks_at_admission(request, found)
-        return new + self._kept_free(beside) - self.worker.pool.free_beside(found)
-
-    def _kept_free(self, others: int) -> int:
-        """Return how many blocks an admission must leave for the next tokens of so many who run."""
-        return int(WATERMARK * self.worker.pool.blocks) if self.kv.is_on_demand and others else 0
-
-    def _unheld(self, blocks: tuple[BlockId, ...]) -> int:
-        return self.worker.pool.free - self.worker.pool.free_beside(blocks)
-
-    def _new_blocks_at_admission(self, request: Request, found: tuple[BlockId, ...]) -> int:
-        footprint = request.footprint
-        tokens = footprint.most_tokens if request.is_protected else self.kv.set_aside(footprint)
-        return self.worker.pool.blocks_for(tokens) - len(found)
-
     def _count_admission(self, request: Request, *, is_new: bool) -> None:
         if request is self._invited:
             self._invited, self._set_aside = None, 0
@@ -239,37 +200,9 @@ class Draft:
 
     # -- giving way ---------------------------------------------------------------------------------------------
 
-    def _victims_for(self, head: Request) -> list[Request] | None:
-        """Return who must give way so that the next in line can begin: from the least urgent on, no more than needed.
-
-        None if not even all of them would do.
-
-        A block that victims share is free when the last of them has gone, and one that the head will share is not.
-        """
-        pool, running = self.worker.pool, self.worker.running
-        found = self._found(head)
-        lacking = self._new_blocks_at_admission(head, found) - pool.free_beside(found)
-        has_seat = self._has_free_seat()
-        candidates = (request for request in reversed(running) if self._may_give_way(request, head))
-        victims: list[Request] = []
-        given: Counter[BlockId] = Counter()
-        while not has_seat or lacking + self._kept_free(len(running) - len(victims)) > 0:
-            victim = next(candidates, None)
-            if victim is None:
-                return None
-            victims.append(victim)
-            has_seat = True
-            given.update(victim.blocks)
-            lacking -= sum(given[block] == pool.holders(block) for block in victim.blocks if block not in found)
-        return victims
-
     def _going_on(self, victims: list[Request]) -> int:
         fed = self.running()
         return len(fed) - sum(victim in fed for victim in victims)
-
-    def _may_give_way(self, victim: Request, head: Request) -> bool:
-        is_possible = victim.priority > head.priority and not victim.is_protected
-        return is_possible and self._place(victim) > self._place(head)
 
     def _place(self, request: Request) -> Place:
         return self.state.line.place(request)

@@ -28,6 +28,7 @@ def request_of_resident(resident: Resident, prefix: Prefix | None = None) -> Req
     request = request_of(resident.submit, resident.arrival, prefix)
     request.output_tokens = len(resident.output_ids)
     request.computed = resident.computed
+    request.preemptions = resident.preemptions
     request.blocks = list(resident.table)
     return request
 

@@ -26,6 +26,7 @@ class Held:
     usable: bool = True
     cached_tokens: int = 0
     """Tokens of the prompt that it found computed when it was admitted first."""
+    preemptions: int = 0
 
     def copy(self) -> "Held":
         """Return a copy whose table is its own."""
@@ -39,6 +40,7 @@ class Held:
             self.finish,
             self.usable,
             self.cached_tokens,
+            self.preemptions,
         )
 
     @property
@@ -101,7 +103,9 @@ class Draft:
             if released is not None:  # else it has been released already
                 self._blocks.leave(released.table)
         for request in plan.preempted:
-            self._blocks.leave(self._touch(request).drop_table())
+            held = self._touch(request)
+            held.preemptions += 1
+            self._blocks.leave(held.drop_table())
         for new in plan.new:
             self._admit(new)
         for slice_ in plan.slices:

@@ -180,4 +180,12 @@ class Ledger:
 
 
 def _resident(held: Held) -> Resident:
-    return Resident(held.submit, held.arrival, tuple(held.output_ids), held.computed, tuple(held.table), held.finish)
+    return Resident(
+        held.submit,
+        held.arrival,
+        tuple(held.output_ids),
+        held.computed,
+        tuple(held.table),
+        held.finish,
+        held.preemptions,
+    )

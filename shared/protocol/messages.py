@@ -113,6 +113,8 @@ class Resident(Struct, frozen=True, array_like=True):
     computed: int
     table: tuple[BlockId, ...]
     finish: Finish | None = None
+    preemptions: int = 0
+    """How often plans took its table: the bound on it holds across leaders."""
 
 
 class WorkerSize(Struct, frozen=True, array_like=True):

@@ -260,7 +260,7 @@ def test_after_a_refused_plan_the_worker_is_claimed_again_and_its_residents_go_o
 
 def test_a_new_leader_goes_on_with_residents_and_settles_their_submissions(desk: Desk) -> None:
     runs = Resident(submission("runs"), EntryId("1-0"), (7, 7), 4, (BlockId(2),))
-    preempted = Resident(submission("preempted"), EntryId("2-0"), (7,), 0, ())
+    preempted = Resident(submission("preempted"), EntryId("2-0"), (7,), 0, (), preemptions=3)
     ended = Resident(submission("ended"), EntryId("3-0"), (7, 7, 7, 7), 0, (), "length")
     desk.claim(residents=(runs, preempted, ended))
     copies = [desk.submit(submission(name)) for name in ("runs", "preempted", "ended")]
@@ -269,6 +269,7 @@ def test_a_new_leader_goes_on_with_residents_and_settles_their_submissions(desk:
     assert plan.new == ()
     assert {(s.request, s.start, s.count) for s in plan.slices} == {("runs", 4, 1), ("preempted", 0, 4)}
     assert desk.settled == copies
+    assert desk.leader.planner.state.requests[RequestId("preempted")].is_protected
 
 
 def test_a_resident_that_ends_before_its_submission_is_read_is_not_run_again(desk: Desk) -> None:

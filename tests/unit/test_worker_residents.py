@@ -143,6 +143,7 @@ def test_a_preempted_request_keeps_its_tokens_and_starts_a_new_table() -> None:
     run(made, StepPlan(1, 2, preempted=(RequestId("r"),)))
     (resident,) = made.claim("n").residents
     assert (resident.computed, resident.table, resident.output_ids) == (0, (), (42,))
+    assert resident.preemptions == 1
     accepted, _, _ = run(made, StepPlan(2, 1, slices=(piece("r", 0, 4, 6),)), 43)
     assert accepted.batch[0].token_ids == (1, 2, 3, 42)
     assert accepted.batch[0].table == (6,)

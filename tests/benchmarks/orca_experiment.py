@@ -43,7 +43,7 @@ def setup_of(policy: str, cap: int) -> Setup:
         kv_tokens=MODEL.kv_tokens or 0,
         policy=policy,
         kv=RESERVE_LONGEST if static else "reserve",
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=128 * 512,  # no bound: neither has one but the batch cap
         max_num_seqs=cap,
         max_model_len=2048,
         stages=1 if static else MODEL.stages,

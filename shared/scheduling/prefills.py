@@ -6,6 +6,9 @@ from shared.scheduling.draft import Draft
 from shared.scheduling.limits import TokenBudget
 from shared.scheduling.request import Phase, Request
 
+PASSED_OVER_AT_MOST = 64
+"""Long prompts that one plan looks behind for shorter ones: 1,000 of 2,000 tokens would cost it 3.5 ms."""
+
 
 def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
     """Feed unfinished prefills, then admit newcomers in queue order, as far as the budget goes.
@@ -40,6 +43,8 @@ def _admit(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:
                 break
             continue
         long_ones.append(request)
+        if len(long_ones) > PASSED_OVER_AT_MOST:
+            break
         granted = share.take(cap)
         if granted and not draft.admit(request, at_most=granted):
             break

@@ -3,6 +3,7 @@
 import pytest
 
 from shared.scheduling.limits import Limits
+from shared.scheduling.prefills import PASSED_OVER_AT_MOST
 from tests.harness import Bench
 
 
@@ -142,3 +143,12 @@ def test_what_is_reserved_needs_no_watermark() -> None:
     bench.arrive("one", 50, 50)
     bench.arrive("two", 50, 50)
     assert bench.iterate() == {"one": 50, "two": 50}
+
+
+@pytest.mark.parametrize(("long_ones", "is_fed"), [(PASSED_OVER_AT_MOST, True), (PASSED_OVER_AT_MOST + 1, False)])
+def test_a_plan_does_not_look_behind_any_number_of_long_prompts(long_ones: int, *, is_fed: bool) -> None:
+    bench = capped()
+    for number in range(long_ones):
+        bench.arrive(f"long {number}", 40, 9)
+    bench.arrive("short", 5, 9)
+    assert ("short" in bench.iterate()) == is_fed

@@ -22,7 +22,6 @@ def chosen_path(progress: Progress, *, root: Path | None = None, clock: Clock = 
     except NoKernel as error:
         log.warning("attention_path", path="torch", why=str(error))
         return TorchPath()
-    took = f"{clock() - begun_s:.1f} s"
-    why = f"loaded from the cache in {took}" if kernel.was_kept else f"compiled in {took}"
-    log.info("attention_path", path="kernel", variant=kernel.path.variant, why=why)
+    took_s = round(clock() - begun_s, 2)
+    log.info("attention_path", path="kernel", variant=kernel.path.variant, why=kernel.how, took_s=took_s)
     return kernel.path

@@ -8,66 +8,67 @@
 
 /* ---- two small matrix products, in blocks of query rows that stay in registers ---- */
 
-/* scores[r][0..CHUNK) = sum over c of q[r][c] * packed[c]. PAIRWISE q: dwords of two halves; else floats. */
-INLINE void score_block(int rows, int is_half, int64_t dwords, const void *q, int64_t q_stride, const uint32_t *packed,
-                        float *scores) {
+/* Unrolled whole, so that the sums are registers and no array. */
+#define EACH_ROW _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++)
+#define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++)
+
+/* scores[r][0..CHUNK) = sum over d < dim of q[r][d] * packed[d] */
+INLINE void score_block(int rows, int vectors, int64_t dim, const float *q, const float *packed, float *scores) {
     vf sum[BLOCK_ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = all(0.0f);
-    for (int64_t c = 0; c < dwords; c++) {
-        const uint32_t *key = packed + c * CHUNK;
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) {
-            vu bits = (vu) * (const loose_vu *)(key + v * LANES);
-#pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) {
-#if PAIRWISE
-                if (is_half) {
-                    __m512i pair = _mm512_set1_epi32(((const int32_t *)q)[r * q_stride + c]);
-                    sum[r][v] = (vf)_mm512_dpbf16_ps((__m512)sum[r][v], (__m512bh)pair, (__m512bh)bits);
-                    continue;
-                }
-#endif
-                const float *row = (const float *)q + r * q_stride;
-                if (is_half) {
-                    sum[r][v] += all(row[2 * c]) * (vf)(bits << 16);
-                    sum[r][v] += all(row[2 * c + 1]) * (vf)(bits & 0xffff0000u);
-                } else {
-                    sum[r][v] += all(row[c]) * (vf)bits;
-                }
-            }
+    EACH_ROW EACH_VECTOR sum[r][v] = all(0.0f);
+    for (int64_t d = 0; d < dim; d++)
+        EACH_VECTOR {
+            vf key = load(packed + d * CHUNK + v * LANES);
+            EACH_ROW sum[r][v] += all(q[r * dim + d]) * key;
         }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++) store(scores + r * CHUNK + v * LANES, sum[r][v]);
+    EACH_ROW EACH_VECTOR store(scores + r * CHUNK + v * LANES, sum[r][v]);
 }
 
-/* sums[r][0..vectors*LANES) += sum over i < count of weights[r][i] * values[i][column...] */
-INLINE void value_block(int rows, int vectors, int is_half, int count, const float *weights, const void *const *values,
-                        int64_t column, float *sums, int64_t stride) {
-    vf sum[BLOCK_ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) sum[r][v] = load(sums + r * stride + column + v * LANES);
-    for (int i = 0; i < count; i++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            vf value = is_half ? widened((const uint16_t *)values[i] + column + v * LANES)
-                               : load((const float *)values[i] + column + v * LANES);
-#pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) sum[r][v] += all(weights[r * CHUNK + i]) * value;
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) store(sums + r * stride + column + v * LANES, sum[r][v]);
+/* What is worked on next: called from memory early, and never all at once, for only a few calls can be under way. */
+struct coming {
+    const void *const *rows;
+    int count;
+    int64_t bytes;
+};
+
+INLINE void call(struct coming coming, int from, int to) {
+    for (int i = from; i < to && i < coming.count; i++)
+        for (int64_t at = 0; at < coming.bytes; at += 64) __builtin_prefetch((const char *)coming.rows[i] + at, 0, 3);
 }
 
-INLINE void value_columns(int rows, int is_half, int count, const float *weights, const void *const *values,
-                          int64_t columns, float *sums) {
+/* Values of one chunk, each a row of numbers. */
+struct values {
+    const void *const *rows;
+    int count, is_half;
+};
+
+/* sums[r][column..] += sum over i of weights[r][i] * values[i][column..], vectors wide */
+INLINE void value_block(int rows, int vectors, int is_half, struct values values, const float *weights, int64_t column,
+                        float *sums, int64_t stride, struct coming coming) {
+    vf sum[BLOCK_ROWS][VECTORS];
+    EACH_ROW EACH_VECTOR sum[r][v] = load(sums + r * stride + column + v * LANES);
+    for (int i = 0; i < values.count; i++) {
+        call(coming, i, i + 1);
+        EACH_VECTOR {
+            vf value = is_half ? widened((const uint16_t *)values.rows[i] + column + v * LANES)
+                               : load((const float *)values.rows[i] + column + v * LANES);
+            EACH_ROW sum[r][v] += all(weights[r * CHUNK + i]) * value;
+        }
+    }
+    EACH_ROW EACH_VECTOR store(sums + r * stride + column + v * LANES, sum[r][v]);
+}
+
+INLINE void value_columns(int rows, int is_half, struct values values, const float *weights, int64_t columns,
+                          float *sums, struct coming coming) {
     int64_t column = 0;
-    for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES)
-        value_block(rows, VECTORS, is_half, count, weights, values, column, sums, columns);
-    for (; column < columns; column += LANES)
-        value_block(rows, 1, is_half, count, weights, values, column, sums, columns);
+    for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
+        value_block(rows, VECTORS, is_half, values, weights, column, sums, columns, coming);
+        coming.count = 0;
+    }
+    for (; column < columns; column += LANES) {
+        value_block(rows, 1, is_half, values, weights, column, sums, columns, coming);
+        coming.count = 0;
+    }
 }
 
 #define FOR_EACH_ROW_COUNT(CASE) CASE(1) CASE(2) WIDER_ROW_COUNTS(CASE)
@@ -79,23 +80,19 @@ INLINE void value_columns(int rows, int is_half, int count, const float *weights
 #define WIDER_ROW_COUNTS(CASE)
 #endif
 
-static void score_rows(int rows, int is_half, int64_t dwords, const void *q, int64_t q_stride, const uint32_t *packed,
-                       float *scores) {
-#define CASE(N)                                                                           \
-    case N:                                                                               \
-        if (is_half) score_block(N, 1, dwords, q, q_stride, packed, scores);              \
-        else score_block(N, 0, dwords, q, q_stride, packed, scores);                      \
-        break;
+static void score_rows(int rows, int64_t dim, const float *q, const float *packed, float *scores) {
+#define CASE(N) \
+    case N: score_block(N, VECTORS, dim, q, packed, scores); break;
     switch (rows) { FOR_EACH_ROW_COUNT(CASE) }
 #undef CASE
 }
 
-static void value_rows(int rows, int is_half, int count, const float *weights, const void *const *values,
-                       int64_t columns, float *sums) {
-#define CASE(N)                                                                           \
-    case N:                                                                               \
-        if (is_half) value_columns(N, 1, count, weights, values, columns, sums);          \
-        else value_columns(N, 0, count, weights, values, columns, sums);                  \
+static void value_rows(int rows, struct values values, const float *weights, int64_t columns, float *sums,
+                       struct coming coming) {
+#define CASE(N)                                                                              \
+    case N:                                                                                  \
+        if (values.is_half) value_columns(N, 1, values, weights, columns, sums, coming);     \
+        else value_columns(N, 0, values, weights, columns, sums, coming);                    \
         break;
     switch (rows) { FOR_EACH_ROW_COUNT(CASE) }
 #undef CASE
@@ -124,7 +121,9 @@ static void soften(float *scores, int from, int to, struct bend bend, float *mos
     vf score[VECTORS], best = all(FLOOR);
     for (int v = 0; v < VECTORS; v++) {
         vi place = lane + v * LANES;
-        score[v] = choose((place >= from) & (place < to), bent(load(scores + v * LANES), bend), all(-__builtin_inff()));
+        score[v] = bent(load(scores + v * LANES), bend);
+        if (from > 0 || to < CHUNK)
+            score[v] = choose((place >= from) & (place < to), score[v], all(-__builtin_inff()));
         best = larger(score[v], best);
     }
     float before = *most, now = largest_lane(best);

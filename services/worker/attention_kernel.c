@@ -10,7 +10,9 @@
  * end, so that a single long row keeps all cores busy. How a row is cut depends on that row alone, and so does the order
  * of its sums: what else is in the batch does not change a bit of it.
  *
- * Sums are float whatever the pool holds. A position at or after the end of a row is never read: it may be anything.
+ * Sums are float whatever the pool holds. bfloat16 is widened and multiplied as floats: the processors that multiply
+ * pairs of halves (avx512_bf16) were measured to do so at half the rate of floats. A position at or after the end of a
+ * row is never read: it may be anything.
  * Threads are those of the OpenMP runtime whose two functions are handed in; nothing here is compiled with -fopenmp. */
 
 #include <stdatomic.h>
@@ -29,11 +31,11 @@ enum { FLOAT32 = 0, BFLOAT16 = 1 };
 /* One step: the same for all layers. */
 struct step {
     int64_t rows, tokens, block_tokens;
-    const int64_t *slots;        /* [tokens] where each new token is written: block * block_tokens + offset */
-    const int32_t *firsts;       /* [rows] the row's first token in the batch */
+    const int64_t *slots;         /* [tokens] where each new token is written: block * block_tokens + offset */
+    const int32_t *firsts;        /* [rows] the row's first token in the batch */
     const int32_t *starts, *ends; /* [rows] its first new position, and the position after its last */
-    const int32_t *table_firsts; /* [rows] where its block ids begin */
-    const int32_t *tables;       /* block ids of all rows, end to end */
+    const int32_t *table_firsts;  /* [rows] where its block ids begin */
+    const int32_t *tables;        /* block ids of all rows, end to end */
 };
 
 /* One layer's call. Strides count elements; the dim is always dense. */
@@ -72,13 +74,13 @@ static barrier_function wait_for_team;
 /* ---- one item ---- */
 
 struct scratch {
-    void *q;                          /* [tile rows][dim], floats or halves */
-    uint32_t *packed;                 /* [dwords of a key][CHUNK] */
-    float *widened;                   /* [CHUNK][padded dim] */
-    float *scores;                    /* [tile rows][CHUNK] */
-    float *most, *total;              /* [tile rows], [tile rows][LANES] */
-    float *sums;                      /* [tile rows][padded dim] */
-    void *zeros;                      /* a key of zeros, stands in for positions that are not there */
+    float *q;            /* [tile rows][dim] */
+    float *packed;       /* [dim][CHUNK] */
+    float *widened;      /* [CHUNK][padded dim] */
+    float *scores;       /* [tile rows][CHUNK] */
+    float *most, *total; /* [tile rows], [tile rows][LANES] */
+    float *sums;         /* [tile rows][padded dim] */
+    void *zeros;         /* a key of zeros, stands in for positions that are not there */
     const void *keys[2][CHUNK], *values[2][CHUNK];
 };
 
@@ -105,9 +107,10 @@ static int find_positions(const struct job *job, const struct item *item, int32_
     return count;
 }
 
-INLINE void prefetch(const void *const *rows, int from, int to, int64_t bytes) {
-    for (int i = from; i < to; i++)
-        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)rows[i] + at, 0, 3);
+static void widen(float *to, const uint16_t *from, int64_t count) {
+    int64_t d = 0;
+    for (; d + LANES <= count; d += LANES) store(to + d, widened(from + d));
+    for (; d < count; d++) to[d] = one_widened(from[d]);
 }
 
 static void take_queries(const struct job *job, const struct item *item, struct scratch *s) {
@@ -117,11 +120,8 @@ static void take_queries(const struct job *job, const struct item *item, struct 
         for (int64_t g = 0; g < job->group; g++) {
             int64_t row = token * job->group + g;
             int64_t at = (item->head * job->group + g) * layer->q_head + (first + token) * layer->q_token;
-            if (layer->dtype == FLOAT32) memcpy((float *)s->q + row * dim, (const float *)layer->q + at, dim * 4);
-            else if (PAIRWISE) memcpy((uint16_t *)s->q + row * dim, (const uint16_t *)layer->q + at, dim * 2);
-            else
-                for (int64_t d = 0; d < dim; d++)
-                    ((uint32_t *)s->q)[row * dim + d] = (uint32_t)((const uint16_t *)layer->q)[at + d] << 16;
+            if (layer->dtype == FLOAT32) memcpy(s->q + row * dim, (const float *)layer->q + at, dim * sizeof(float));
+            else widen(s->q + row * dim, (const uint16_t *)layer->q + at, dim);
         }
 }
 
@@ -131,12 +131,8 @@ static void widen_values(const struct job *job, struct scratch *s, int side, int
     for (int i = 0; i < count; i++) {
         float *to = s->widened + i * job->padded;
         const void *from = s->values[side][i];
-        if (job->layer->dtype == FLOAT32) memcpy(to, from, dim * 4);
-        else {
-            int64_t d = 0;
-            for (; d + LANES <= dim; d += LANES) store(to + d, widened((const uint16_t *)from + d));
-            for (; d < dim; d++) ((uint32_t *)to)[d] = (uint32_t)((const uint16_t *)from)[d] << 16;
-        }
+        if (job->layer->dtype == FLOAT32) memcpy(to, from, dim * sizeof(float));
+        else widen(to, from, dim);
         for (int64_t d = dim; d < job->padded; d++) to[d] = 0.0f;
         s->values[side][i] = to;
     }
@@ -148,15 +144,14 @@ INLINE int rows_at_once(int rows) {
 }
 
 static void attend_chunk(const struct job *job, const struct item *item, struct scratch *s, int side, int32_t from,
-                         int count) {
+                         int count, struct coming coming) {
     const struct layer *layer = job->layer;
     int is_half = layer->dtype == BFLOAT16, rows = item->tokens * (int)job->group, step = rows_at_once(rows);
-    int64_t dwords = layer->dim * job->element / 4, q_stride = PAIRWISE && is_half ? dwords : layer->dim;
+    int64_t dim = layer->dim;
     struct bend bend = {layer->scale * 1.442695041f, 0.0f};
     if (layer->softcap != 0.0f) bend = (struct bend){layer->scale / layer->softcap, layer->softcap * 1.442695041f};
     for (int row = 0; row < rows; row += step)
-        score_rows(row + step < rows ? step : rows - row, is_half, dwords, (const float *)s->q + row * q_stride, q_stride,
-                   s->packed, s->scores + row * CHUNK);
+        score_rows(row + step < rows ? step : rows - row, dim, s->q + row * dim, s->packed, s->scores + row * CHUNK);
     int32_t first = job->step->starts[item->row] + item->token;
     for (int row = 0; row < rows; row++) {
         int32_t position = first + row / (int32_t)job->group;
@@ -167,20 +162,23 @@ static void attend_chunk(const struct job *job, const struct item *item, struct 
     }
     int must_widen = job->padded != layer->dim || (is_half && rows > 2 * BLOCK_ROWS);
     if (must_widen) widen_values(job, s, side, count);
-    for (int row = 0; row < rows; row += step)
-        value_rows(row + step < rows ? step : rows - row, is_half && !must_widen, count, s->scores + row * CHUNK,
-                   s->values[side], job->padded, s->sums + row * job->padded);
+    struct values values = {s->values[side], count, is_half && !must_widen};
+    for (int row = 0; row < rows; row += step) {
+        value_rows(row + step < rows ? step : rows - row, values, s->scores + row * CHUNK, job->padded,
+                   s->sums + row * job->padded, coming);
+        coming.count = 0;
+    }
 }
 
 static void store_out(const struct job *job, int64_t token, int64_t head, const float *sums, float total) {
     const struct layer *layer = job->layer;
     int64_t at = (token * layer->heads + head) * layer->dim;
-    float one_by = 1.0f / total;
-    for (int64_t d = 0; d < layer->dim; d++) {
-        union { float f; uint32_t u; } given = {sums[d] * one_by};
-        if (layer->dtype == FLOAT32) ((float *)layer->out)[at + d] = given.f;
-        else if (given.f != given.f) ((uint16_t *)layer->out)[at + d] = 0x7fc0;
-        else ((uint16_t *)layer->out)[at + d] = (uint16_t)((given.u + 0x7fffu + ((given.u >> 16) & 1)) >> 16);
+    vf one_by = all(1.0f / total), given;
+    for (int64_t d = 0; d < layer->dim; d += LANES) {
+        int64_t left = layer->dim - d;
+        given = load(sums + d) * one_by;
+        if (layer->dtype == FLOAT32) store_first((float *)layer->out + at + d, given, left);
+        else store_first_narrowed((uint16_t *)layer->out + at + d, given, left);
     }
 }
 
@@ -203,6 +201,7 @@ static void finish_item(const struct job *job, const struct item *item, const st
 /* While a chunk is worked on, the next one is on its way from memory; after the last, the first of the next item. */
 static void attend_item(const struct job *job, const struct item *item, const struct item *next, struct scratch *s) {
     int64_t rows = item->tokens * job->group, row_bytes = job->layer->dim * job->element;
+    int is_half = job->layer->dtype == BFLOAT16;
     take_queries(job, item, s);
     for (int64_t row = 0; row < rows; row++) s->most[row] = FLOOR;
     memset(s->total, 0, rows * LANES * sizeof(float));
@@ -213,14 +212,15 @@ static void attend_item(const struct job *job, const struct item *item, const st
         int32_t following = from + count;
         if (following < item->to) ahead = find_positions(job, item, following, s, !side);
         else if (next) ahead = find_positions(job, next, next->from, s, !side);
+        struct coming keys = {s->keys[!side], ahead, row_bytes}, values = {s->values[!side], ahead, row_bytes};
         for (int at = 0; at < begun; at += LANES) {
-            /* the last chunk of an item may be a short one: what is ahead is spread evenly over what there is */
-            int until = at + LANES < begun ? (at + LANES) * ahead / begun : ahead;
-            prefetch(s->keys[!side], at * ahead / begun, until, row_bytes);
-            prefetch(s->values[!side], at * ahead / begun, until, row_bytes);
-            pack(s->keys[side] + at, row_bytes / 4, s->packed + at);
+            call(keys, at, at + LANES);
+            pack(s->keys[side] + at, job->layer->dim, is_half, s->packed + at);
         }
-        attend_chunk(job, item, s, side, from, count);
+        attend_chunk(job, item, s, side, from, count, values);
+        /* the last chunk of an item may be a short one */
+        call(keys, begun, ahead);
+        call(values, begun, ahead);
         from = following;
         count = ahead;
     }
@@ -266,8 +266,8 @@ static void *make_scratch(const struct job *job, struct scratch *s) {
     }
     char *memory = aligned_alloc(64, all_bytes);
     if (!memory) return NULL;
-    s->q = memory + offsets[0];
-    s->packed = (uint32_t *)(memory + offsets[1]);
+    s->q = (float *)(memory + offsets[0]);
+    s->packed = (float *)(memory + offsets[1]);
     s->widened = (float *)(memory + offsets[2]);
     s->scores = (float *)(memory + offsets[3]);
     s->most = (float *)(memory + offsets[4]);

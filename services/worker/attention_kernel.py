@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from services.worker.attention_path import Asked, New, Pool, RunningStep, StepView, Unsupported
-from services.worker.kernel_build import NoKernel, build
+from services.worker.kernel_build import NoKernel, built
 from services.worker.progress import Progress
 
 _SOURCES = tuple(
@@ -125,13 +125,13 @@ def _address(array: npt.NDArray[np.generic]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel ready for use, and whether it had to be compiled for that."""
+    """A kernel ready for use, and how it was had."""
 
     path: KernelPath
-    was_kept: bool
+    how: str
 
 
 def load_kernel(progress: Progress, *, root: Path | None = None, flags: Sequence[str] = ()) -> Kernel:
     """Return the kernel, compiled if need be. Raises NoKernel."""
-    built = build(_SOURCES, progress, root=root, flags=flags)
-    return Kernel(KernelPath(built.library), built.was_kept)
+    with built(_SOURCES, progress, root=root, flags=flags) as kernel:
+        return Kernel(KernelPath(kernel.library), kernel.how)

@@ -8,15 +8,9 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include <immintrin.h>
-#define WIDE 1
 #define LANES 16
-#define BLOCK_ROWS 6
-#if defined(__AVX512BF16__)
-#define PAIRWISE 1
-#define VARIANT "avx512_bf16"
-#else
+#define BLOCK_ROWS 6 /* query rows whose sums fit into registers, VECTORS for each */
 #define VARIANT "avx512"
-#endif
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define LANES 8
@@ -27,17 +21,11 @@
 #define BLOCK_ROWS 2
 #define VARIANT "portable"
 #endif
-#ifndef PAIRWISE
-#define PAIRWISE 0
-#endif
-#ifndef WIDE
-#define WIDE 0
-#endif
-
 
 #define VECTORS 4
 #define CHUNK (LANES * VECTORS) /* positions whose scores are held at a time */
 
+#define UNROLLED _Pragma("GCC unroll 16") /* so that an array of vectors stays in registers */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
@@ -49,7 +37,6 @@ typedef uint32_t loose_vu __attribute__((vector_size(4 * LANES), aligned(4), may
 typedef uint16_t loose_vh __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef uint32_t loose_u32 __attribute__((aligned(2), may_alias));
 
-
 INLINE vf load(const float *at) { return (vf) * (const loose_vf *)at; }
 INLINE void store(float *at, vf given) { *(loose_vf *)at = (loose_vf)given; }
 INLINE vf all(float given) { return given - (vf){0}; }
@@ -57,21 +44,58 @@ INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask
 INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 
 INLINE vf widened(const uint16_t *at) {
+#if LANES == 16 /* gcc makes two halves of the conversion below */
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)), 16);
+#else
     vh halves = (vh) * (const loose_vh *)at;
     return (vf)(__builtin_convertvector(halves, vu) << 16);
+#endif
 }
 
+INLINE float one_widened(uint16_t given) {
+    uint32_t bits = (uint32_t)given << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+/* Rounded to the nearest half, ties to even; what is no number stays none. */
+INLINE vh narrowed(vf given) {
+    vu bits = (vu)given;
+    vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    rounded = (vu)choose(given == given, (vf)rounded, (vf)((vu){0} + 0x7fc0u));
+    return __builtin_convertvector(rounded, vh);
+}
+
+/* Up to a whole vector, where less is left. */
+INLINE void store_first(float *at, vf given, int64_t left) {
+    memcpy(at, &given, left < LANES ? left * sizeof(float) : sizeof given);
+}
+INLINE void store_first_narrowed(uint16_t *at, vf given, int64_t left) {
+    vh halves = narrowed(given);
+    memcpy(at, &halves, left < LANES ? left * sizeof(uint16_t) : sizeof halves);
+}
+
+/* In registers: lanes that go through memory would have to be waited for. */
+#if LANES == 16
+INLINE float largest_lane(vf given) { return _mm512_reduce_max_ps((__m512)given); }
+INLINE float sum_of_lanes(vf given) { return _mm512_reduce_add_ps((__m512)given); }
+#elif LANES == 8
 INLINE float largest_lane(vf given) {
-    float best = given[0];
-    for (int lane = 1; lane < LANES; lane++) best = given[lane] > best ? given[lane] : best;
-    return best;
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)given), _mm256_extractf128_ps((__m256)given, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
 }
-
 INLINE float sum_of_lanes(vf given) {
-    float sum = given[0];
-    for (int lane = 1; lane < LANES; lane++) sum += given[lane];
-    return sum;
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)given), _mm256_extractf128_ps((__m256)given, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
 }
+#else
+INLINE float larger_of(float a, float b) { return a > b ? a : b; }
+INLINE float largest_lane(vf given) { return larger_of(larger_of(given[0], given[1]), larger_of(given[2], given[3])); }
+INLINE float sum_of_lanes(vf given) { return given[0] + given[1] + given[2] + given[3]; }
+#endif
 
 /* 2^x for x <= 127; 0 below 2^-126. Relative error 1e-7. */
 INLINE vf exp2_of(vf x) {
@@ -93,24 +117,34 @@ INLINE vf exp2_of(vf x) {
 
 INLINE float exp2_one(float x) { return exp2_of(all(x))[0]; }
 
-/* ---- keys of LANES positions side by side: dword c of position i goes to packed[c * CHUNK + i] ---- */
+/* ---- keys of LANES positions side by side, as floats: number d of position i goes to packed[d * CHUNK + i] ---- */
 
-#if WIDE
-INLINE void pack_square(const void *const *rows, int64_t at, int count, uint32_t *packed) {
+/* One word of a key for each position: a float, or two halves that follow each other. */
+INLINE void store_words(float *packed, int64_t word, int is_half, vu words) {
+    if (is_half) {
+        store(packed + 2 * word * CHUNK, (vf)(words << 16));
+        store(packed + (2 * word + 1) * CHUNK, (vf)(words & 0xffff0000u));
+    } else {
+        store(packed + word * CHUNK, (vf)words);
+    }
+}
+
+#if LANES == 16
+INLINE void pack_square(const void *const *rows, int64_t at, int count, int is_half, float *packed) {
     __m512i r[16], t[16];
     __mmask16 mask = (__mmask16)((1u << count) - 1);
-    for (int i = 0; i < 16; i++) r[i] = _mm512_maskz_loadu_epi32(mask, (const uint32_t *)rows[i] + at);
-    for (int i = 0; i < 16; i += 2) {
+    UNROLLED for (int i = 0; i < 16; i++) r[i] = _mm512_maskz_loadu_epi32(mask, (const uint32_t *)rows[i] + at);
+    UNROLLED for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
     }
-    for (int i = 0; i < 16; i += 4) {
+    UNROLLED for (int i = 0; i < 16; i += 4) {
         r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
         r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
         r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
         r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
     }
-    for (int i = 0; i < 4; i++) {
+    UNROLLED for (int i = 0; i < 4; i++) {
         __m512i even_a = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88), odd_a = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
         __m512i even_b = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
         __m512i odd_b = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
@@ -119,41 +153,49 @@ INLINE void pack_square(const void *const *rows, int64_t at, int count, uint32_t
         t[8 + i] = _mm512_shuffle_i32x4(even_a, even_b, 0xdd);
         t[12 + i] = _mm512_shuffle_i32x4(odd_a, odd_b, 0xdd);
     }
-    for (int c = 0; c < count; c++) _mm512_storeu_si512(packed + (at + c) * CHUNK, t[c]);
+    UNROLLED for (int w = 0; w < LANES; w++)
+        if (w < count) store_words(packed, at + w, is_half, (vu)t[w]);
 }
 #elif LANES == 8
-INLINE void pack_square(const void *const *rows, int64_t at, int count, uint32_t *packed) {
+INLINE void pack_square(const void *const *rows, int64_t at, int count, int is_half, float *packed) {
     __m256i r[8], t[8];
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
-    for (int i = 0; i < 8; i++) r[i] = _mm256_maskload_epi32((const int *)rows[i] + at, mask);
-    for (int i = 0; i < 8; i += 2) {
+    UNROLLED for (int i = 0; i < 8; i++) r[i] = _mm256_maskload_epi32((const int *)rows[i] + at, mask);
+    UNROLLED for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
     }
-    for (int i = 0; i < 8; i += 4) {
+    UNROLLED for (int i = 0; i < 8; i += 4) {
         r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
         r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
         r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
         r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
     }
-    for (int i = 0; i < 4; i++) {
+    UNROLLED for (int i = 0; i < 4; i++) {
         t[i] = _mm256_permute2x128_si256(r[i], r[4 + i], 0x20);
         t[4 + i] = _mm256_permute2x128_si256(r[i], r[4 + i], 0x31);
     }
-    for (int c = 0; c < count; c++) _mm256_storeu_si256((__m256i *)(packed + (at + c) * CHUNK), t[c]);
+    UNROLLED for (int w = 0; w < LANES; w++)
+        if (w < count) store_words(packed, at + w, is_half, (vu)t[w]);
 }
 #else
-INLINE void pack_square(const void *const *rows, int64_t at, int count, uint32_t *packed) {
-    for (int i = 0; i < LANES; i++)
-        for (int c = 0; c < count; c++)
-            packed[(at + c) * CHUNK + i] = *((const loose_u32 *)rows[i] + at + c);
+INLINE void pack_square(const void *const *rows, int64_t at, int count, int is_half, float *packed) {
+    for (int w = 0; w < count; w++) {
+        vu words;
+        for (int i = 0; i < LANES; i++) words[i] = *((const loose_u32 *)rows[i] + at + w);
+        store_words(packed, at + w, is_half, words);
+    }
 }
 #endif
 
-static void pack(const void *const *rows, int64_t dwords, uint32_t *packed) {
-    int64_t at = 0;
-    for (; at + LANES <= dwords; at += LANES) pack_square(rows, at, LANES, packed);
-    if (at < dwords) pack_square(rows, at, (int)(dwords - at), packed);
+INLINE void pack_all(const void *const *rows, int64_t dim, int is_half, float *packed) {
+    int64_t at = 0, words = is_half ? dim / 2 : dim;
+    for (; at + LANES <= words; at += LANES) pack_square(rows, at, LANES, is_half, packed);
+    if (at < words) pack_square(rows, at, (int)(words - at), is_half, packed);
 }
 
+static void pack(const void *const *rows, int64_t dim, int is_half, float *packed) {
+    if (is_half) pack_all(rows, dim, 1, packed);
+    else pack_all(rows, dim, 0, packed);
+}

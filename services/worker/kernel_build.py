@@ -8,7 +8,9 @@ import hashlib
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from services.worker.progress import Progress
 from shared.errors import StartupError
 
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-std=gnu11", "-O2", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
+_FLAGS = ("-std=gnu11", "-O2", "-march=native", "-shared", "-fPIC")
 _COMPILE_S = 60.0
 _ASK_S = 10.0
 _MACHINES = frozenset({"x86_64", "amd64"})
@@ -30,10 +32,10 @@ class NoKernel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A library that can be loaded, and whether it had to be compiled for that."""
+    """A library that can be loaded, and how it was had."""
 
     library: Path
-    was_kept: bool
+    how: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,49 +46,50 @@ class Compiler:
     version: str
 
 
-def build(sources: Sequence[Path], progress: Progress, *, root: Path | None = None, flags: Sequence[str] = ()) -> Built:
-    """Return the library of some sources, of which the first is compiled and the others are included by it.
+@contextmanager
+def built(
+    sources: Sequence[Path], progress: Progress, *, root: Path | None = None, flags: Sequence[str] = ()
+) -> Iterator[Built]:
+    """Give the library of some sources, of which the first is compiled and the others are included by it.
 
-    Raises NoKernel: no compiler, a failed compilation, a cache folder that cannot be used, another kind of machine.
+    It may be gone afterwards: load it inside. Raises NoKernel: no compiler, a failed compilation, another processor.
     """
     if platform.machine().lower() not in _MACHINES:
         raise NoKernel(f"there is no kernel for {platform.machine()} processors")
     compiler = _compiler()
+    command = (compiler.path, *_FLAGS, *flags, str(sources[0]), "-o")
     content = _content(sources, compiler, flags)
-    cache = CacheFolder(root or default_root() / "kernels")
+    with ExitStack() as stack:
+        try:
+            found = _kept_or_made(CacheFolder(root or default_root() / "kernels"), content, command, progress)
+        except StartupError as error:  # a cache that cannot be used costs a compilation at each start
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            _compile(command, folder / _LIBRARY)
+            found = Built(folder / _LIBRARY, f"compiled and not kept ({error})")
+        yield found
+
+
+def _kept_or_made(cache: CacheFolder, content: str, command: Sequence[str], progress: Progress) -> Built:
+    kept = cache.find(content)
+    if kept is None:
+        with cache.alone(content, progress) as staging:
+            kept = cache.find(content)  # another process may have come first
+            if kept is None:
+                made = staging / "kernel"
+                made.mkdir()
+                _compile(command, made / _LIBRARY)
+                return Built(cache.keep(made, origin=content, content=content) / _LIBRARY, "compiled")
+    return Built(kept / _LIBRARY, "found in the cache")
+
+
+def _compile(command: Sequence[str], library: Path) -> None:
     try:
-        return _kept(cache, content) or _made(cache, content, sources[0], (compiler, flags), progress)
-    except StartupError as error:
-        raise NoKernel(str(error)) from error
-
-
-def _kept(cache: CacheFolder, content: str) -> Built | None:
-    folder = cache.find(content)
-    return Built(folder / _LIBRARY, was_kept=True) if folder else None
-
-
-def _made(
-    cache: CacheFolder, content: str, source: Path, how: tuple[Compiler, Sequence[str]], progress: Progress
-) -> Built:
-    with cache.alone(content, progress) as staging:
-        kept = _kept(cache, content)  # another process may have come first
-        if kept:
-            return kept
-        made = staging / "kernel"
-        made.mkdir()
-        _compile(source, made / _LIBRARY, *how)
-        return Built(cache.keep(made, origin=content, content=content) / _LIBRARY, was_kept=False)
-
-
-def _compile(source: Path, library: Path, compiler: Compiler, flags: Sequence[str]) -> None:
-    command = [compiler.path, *_FLAGS, *flags, "-o", str(library), str(source)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILE_S)  # noqa: S603 - our own source, the system's compiler
+        done = subprocess.run([*command, str(library)], capture_output=True, text=True, check=False, timeout=_COMPILE_S)  # noqa: S603 - our own source, the system's compiler
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoKernel(f"{compiler.path} cannot compile: {error}") from error
+        raise NoKernel(f"{command[0]} cannot compile: {error}") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
-        raise NoKernel(f"{compiler.path} does not compile the kernel: {lines[0]}")
+        raise NoKernel(f"{command[0]} does not compile the kernel: {lines[0]}")
 
 
 def _compiler() -> Compiler:

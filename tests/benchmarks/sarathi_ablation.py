@@ -29,7 +29,7 @@ from shared.simulation.records import Setup
 from shared.simulation.simulator import simulate
 
 REQUESTS = 128
-LONGEST_ARXIV = 16_384
+LONGEST_SHAREGPT, LONGEST_ARXIV = 8192, 16_384
 POLICIES = ("hybrid-only", "chunked-only", "sarathi")
 BUDGETS = (1024, 512)
 PAPER = {
@@ -45,9 +45,10 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests by their lengths, drawn anew for each seed, and their rate."""
+    """Requests by their lengths, drawn anew for each seed, and their rate. ``longest``: positions that are served."""
 
     name: str
+    longest: int
     draw: Callable[[np.random.Generator], list[Pair]]
     rate: float
 
@@ -59,14 +60,14 @@ def arxiv(source: np.random.Generator) -> list[Pair]:
 
 
 def run(model: StepTimeModel, policy: str, budget: int, load: Load, seed: int) -> SimulationSummary:
-    """Serve the requests. Hybrid-only never cuts a prompt, whatever the budget."""
+    """Serve the requests. Hybrid-only never cuts a prompt: its budget is the longest request, as in the artefact."""
     setup = Setup(
         model,
         kv_tokens=model.kv_tokens or 0,
         policy=policy,
         max_num_batched_tokens=budget,
         max_num_seqs=128,
-        max_model_len=LONGEST_ARXIV,
+        max_model_len=load.longest,
     )
     pairs = load.draw(np.random.default_rng(seed))
     return summarise_simulation(simulate(setup, poisson_arrivals(pairs, load.rate, seed)))
@@ -98,8 +99,8 @@ def main(path: Path, seeds: int) -> None:
     """Print both workloads under both models."""
     rows = read_pairs(path)
     loads = (
-        Load("sharegpt", lambda source: sample_pairs(rows, REQUESTS, source), 1.0),
-        Load("arxiv", arxiv, 0.5),
+        Load("sharegpt", LONGEST_SHAREGPT, lambda source: sample_pairs(rows, REQUESTS, source), 1.0),
+        Load("arxiv", LONGEST_ARXIV, arxiv, 0.5),
     )
     for model_name in MODELS:
         for load in loads:

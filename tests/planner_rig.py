@@ -297,6 +297,8 @@ class Rig:
         is_turn = self.setup.policy in {"orca", "hybrid-only", "sarathi", "prefill-first"}
         if head is None or head.slices_in_flight or step.admitted or step.preempted or not is_turn:
             return
+        if head.worker is None and any(self._has_place(other, head) for other in self._others(view)):
+            return  # there it joins at nobody's cost
         left = self.planner.limits_of_a_step.step_tokens - step.tokens
         limits = self.setup.limits
         is_full = limits.stages > 1 and len(step.slices) == limits.max_num_seqs  # there are seats, in the next stage
@@ -318,6 +320,15 @@ class Rig:
         lacking = view.pool.blocks_for(most) - len(found) - view.pool.free_beside(found) - freed
         assert lacking > 0, f"{head.id} waits though {sorted(victims)} could give way"
         self.corners["the head waits for protected memory"] += 1
+
+    def _others(self, view: WorkerView) -> list[WorkerView]:
+        return [other for other in self.planner.state.workers.values() if other is not view]
+
+    def _has_place(self, view: WorkerView, head: Request) -> bool:
+        most = head.footprint.most_tokens if self.setup.kv == "reserve" else head.total_tokens
+        seats = self.setup.limits.max_num_seqs * self.setup.limits.stages
+        free = view.pool.free >= view.pool.blocks_for(most) - len(self._found(head, view))
+        return len(view.running) < seats and free
 
     # -- corners ------------------------------------------------------------------------------------------------
 

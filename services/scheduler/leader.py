@@ -109,6 +109,9 @@ class Leader:
         self.line.forget(self.planner.drop_worker(command.worker))
 
     def _take_over(self, command: Command, state: WorkerState, now_s: float) -> None:
+        if state.worker != command.worker:
+            self.lose_worker(command.worker, f"it says that it is {state.worker}")
+            return
         command.claimed(state.epoch, now_s)
         pool = _pool_of(state)
         view = WorkerView(state.worker, pool, state.size.max_model_len)

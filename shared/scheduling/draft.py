@@ -32,6 +32,8 @@ class Draft:
     """More urgent than some who run: until it is admitted, nobody else gets what it needs."""
     _set_aside: int = field(init=False, default=0)
     """Unheld blocks that it needs, with those of its beginning: should one be evicted, another takes its place."""
+    _passed_over: bool = field(init=False, default=False)
+    """Somebody was offered a place and left waiting: whoever is admitted now overtakes."""
 
     def __post_init__(self) -> None:
         self.budget = TokenBudget(self.limits.step_tokens)
@@ -44,6 +46,11 @@ class Draft:
     def previous_prefilled(self) -> bool:
         """True if this worker's step before this one computed any part of a prompt."""
         return self.worker.previous is not None and self.worker.previous.prefills
+
+    @property
+    def invited(self) -> Request | None:
+        """Who waits and is more urgent than some who run: it is to be admitted before anybody else's prompt is fed."""
+        return self._invited
 
     @property
     def is_full(self) -> bool:
@@ -70,6 +77,7 @@ class Draft:
             return  # before the line is walked at all
         for request in self._in_line():
             yield request
+            self._passed_over |= request.phase is Phase.WAITING
             if self.is_full:
                 return
 
@@ -90,7 +98,8 @@ class Draft:
     def make_way(self, *, whole: bool = False) -> None:
         """Let the least urgent of the running give way, if the next in line is more urgent and finds no place.
 
-        Only under a queue order that takes places. What it needs is kept for it, from those who run as well.
+        Only under a queue order that takes places, and if no other worker has a place for it. What it needs is kept for
+        it, from those who run as well.
         ``whole``: only if all that it misses fits into the step beside a token for each of those who go on.
         """
         if not self.state.line.takes_places:
@@ -99,8 +108,9 @@ class Draft:
         if head is None or head.slices_in_flight:
             return
         order, running = self.state.line, self.worker.running
-        victims = victims_for(head, running, self._memory, order, has_seat=self._has_free_seat())
-        if victims is None:
+        seats_lacking = len(running) + 1 - self._seats
+        victims = victims_for(head, running, self._memory, order, seats_lacking=seats_lacking)
+        if victims is None or (victims and self._has_place_elsewhere(head)):
             return
         if whole and self.misses_more_than(self.budget.left - self._going_on(victims), head):
             return
@@ -173,16 +183,31 @@ class Draft:
         return min(missing, self.budget.left, missing if at_most is None else at_most)
 
     def _has_seat_for(self, request: Request) -> bool:
-        gave_way_to_another = self._preempted and request is not self._invited
+        is_kept_for_another = (self._preempted or self._invited is not None) and request is not self._invited
         return (
-            not gave_way_to_another  # who just gave way must not be overtaken with its own memory
+            not is_kept_for_another  # who just gave way must not be overtaken with its own memory
             and not request.slices_in_flight  # preempted, and its last results are not read: its tokens are not known
             and self._has_free_seat()
         )
 
     def _has_free_seat(self) -> bool:
-        seats = self.limits.max_num_seqs
-        return len(self.worker.running) < seats * self.limits.stages and len(self._slices) < seats
+        return len(self.worker.running) < self._seats and len(self._slices) < self.limits.max_num_seqs
+
+    @property
+    def _seats(self) -> int:
+        return self.limits.max_num_seqs * self.limits.stages
+
+    def _has_place_elsewhere(self, request: Request) -> bool:
+        """Return whether another worker has a seat and the memory: there it joins the next step, at nobody's cost."""
+        if request.worker is not None:
+            return False
+        others = (worker for worker in self.state.workers.values() if worker is not self.worker)
+        return any(self._has_place_on(other, request) for other in others if len(other.running) < self._seats)
+
+    def _has_place_on(self, worker: WorkerView, request: Request) -> bool:
+        memory = Memory(worker.pool, self.kv)
+        lacking = memory.lacking(request, memory.found(request), len(worker.running))
+        return worker.can_ever_hold(request) and lacking <= 0
 
     def _has_row_for(self, request: Request) -> bool:
         """Return whether the step takes one more: of several stages all may be waiting to be fed at once."""
@@ -193,7 +218,7 @@ class Draft:
             self._invited, self._set_aside = None, 0
         if not is_new:
             return
-        self.state.line.charge_prompt(request, request.missing_tokens)
+        self.state.line.charge_prompt(request, request.missing_tokens, overtakes=self._passed_over)
         if request.prefix is not None and self.kv.is_on_demand:
             self.state.prefix_queries += request.total_tokens
             self.state.prefix_hits += request.computed

@@ -16,7 +16,7 @@ def may_give_way(victim: Request, head: Request, order: QueueOrder) -> bool:
 
 
 def victims_for(
-    head: Request, running: Sequence[Request], memory: Memory, order: QueueOrder, *, has_seat: bool
+    head: Request, running: Sequence[Request], memory: Memory, order: QueueOrder, *, seats_lacking: int
 ) -> list[Request] | None:
     """Return who must give way so that the next in line can begin: from the least urgent on, no more than needed.
 
@@ -24,16 +24,16 @@ def victims_for(
     that the head will share is not.
     """
     found = memory.found(head)
+    kept = frozenset(found)
     lacking = memory.lacking(head, found, others=0)
     candidates = (request for request in reversed(running) if may_give_way(request, head, order))
     victims: list[Request] = []
     given: Counter[BlockId] = Counter()
-    while not has_seat or lacking + memory.kept_free(len(running) - len(victims)) > 0:
+    while len(victims) < seats_lacking or lacking + memory.kept_free(len(running) - len(victims)) > 0:
         victim = next(candidates, None)
         if victim is None:
             return None
         victims.append(victim)
-        has_seat = True
         given.update(victim.blocks)
-        lacking -= sum(given[block] == memory.pool.holders(block) for block in victim.blocks if block not in found)
+        lacking -= sum(given[block] == memory.pool.holders(block) for block in victim.blocks if block not in kept)
     return victims

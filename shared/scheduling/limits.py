@@ -31,9 +31,13 @@ class Limits:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a full step: whole tiles, unless not even one fits."""
-        budget = self.max_num_batched_tokens
-        return budget - budget % self.tile_tokens or budget
+        """Tokens of a full step."""
+        return whole_tiles(self.max_num_batched_tokens, self.tile_tokens)
+
+
+def whole_tiles(budget: int, tile_tokens: int) -> int:
+    """Return the tokens of a budget that make whole tiles; all of it if not even one fits."""
+    return budget - budget % tile_tokens or budget
 
 
 class TokenBudget:

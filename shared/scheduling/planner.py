@@ -62,9 +62,13 @@ class Planner:
         self.state.line.add(request)
 
     def adopt(self, worker: WorkerView, request: Request) -> None:
-        """Take over a request that is resident on a worker: it runs with its table, or waits there if it has none."""
+        """Take over a request that is resident on a worker: it runs with its table, or waits there if it has none.
+
+        Raises ValueError for one that is known, or whose table cannot be: nothing is taken over then.
+        """
         if request.id in self.state.requests:
             raise ValueError(f"{request.id} is known")
+        _check_table(worker, request)
         worker.pool.adopt(request.blocks)
         self.state.requests[request.id] = request
         if request.blocks:
@@ -145,3 +149,13 @@ def _name_what_was_filled(worker: WorkerView, outcomes: tuple[Outcome, ...]) -> 
             hashes = fill.request.prefix.hashes(pool.hash_key, pool.block_tokens)
             if fill.index < len(hashes):  # else it has left, and what it was fed last has not been heard of
                 pool.name(fill.block, fill.stamp, hashes[fill.index])
+
+
+def _check_table(worker: WorkerView, request: Request) -> None:
+    pool = worker.pool
+    if not 0 <= request.computed < request.total_tokens:
+        raise ValueError(f"{request.computed} of {request.total_tokens} tokens cannot be computed")
+    if len(request.blocks) < pool.blocks_for(request.computed):
+        raise ValueError(f"{request.computed} tokens are not in {len(request.blocks)} blocks")
+    if any(pool.is_named(block) for block in request.blocks[request.computed // pool.block_tokens :]):
+        raise ValueError("it would write into a block that others may read")

@@ -20,8 +20,10 @@ def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
     """
     cap = draft.limits.long_prefill_tokens or draft.limits.step_tokens
     share = TokenBudget(cap)
-    long_ones: list[Request] = []
+    long_ones = _admit_invited(draft, share, cap)
     for request in unfinished:
+        if request.phase is not Phase.RUNNING:
+            continue  # it gave way in this very step
         is_long = draft.misses_more_than(cap, request)
         if is_long:
             long_ones.append(request)
@@ -32,6 +34,16 @@ def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
             draft.extend(request)
         elif not draft.admit(request):
             break
+
+
+def _admit_invited(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:
+    """Admit who took somebody's place, before less urgent prompts are fed; return it if it is long."""
+    urgent = draft.invited
+    if urgent is None:
+        return []
+    is_long = draft.misses_more_than(cap, urgent)
+    draft.admit(urgent, at_most=share.take(cap) if is_long else None)
+    return [urgent] if is_long else []
 
 
 def _admit(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:

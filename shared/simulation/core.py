@@ -49,7 +49,7 @@ def planner_of(setup: Setup) -> Planner:
 
 
 def _kv_manager_of(setup: Setup) -> KvManager:
-    kv = setup.kv or ("reserve" if setup.policy in {"static", "orca"} else "paged")
+    kv = setup.kv or ("reserve" if POLICIES[setup.policy].reserves else "paged")
     if kv == RESERVE_LONGEST:
         longest = setup.max_model_len
 

@@ -30,16 +30,20 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
     if kind in SCALARS:
         return SCALARS[kind]
     if get_origin(kind) is Annotated:
-        return any_within(get_args(kind)[1])
+        return any_within(*get_args(kind))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return st.builds(kind, *(any_of(field.type) for field in msgspec.structs.fields(kind)))
     return any_generic(get_origin(kind), get_args(kind))
 
 
-def any_within(meta: msgspec.Meta) -> st.SearchStrategy[Any]:
-    if meta.pattern is None:
+def any_within(kind: Any, meta: msgspec.Meta) -> st.SearchStrategy[Any]:
+    if meta.pattern is not None:
+        return st.from_regex(meta.pattern, fullmatch=True, alphabet="0123456789-")
+    if kind is int:
+        return st.integers(int(meta.ge or 0), 2**64 - 1)
+    if kind is bytes:
         return st.binary(min_size=meta.min_length or 0, max_size=meta.max_length)
-    return st.from_regex(meta.pattern, fullmatch=True, alphabet="0123456789-")
+    return any_of(kind).filter(lambda items: len(items) >= (meta.min_length or 0))
 
 
 def any_generic(origin: Any, args: tuple[Any, ...]) -> st.SearchStrategy[Any]:

@@ -152,3 +152,34 @@ def test_a_plan_does_not_look_behind_any_number_of_long_prompts(long_ones: int, 
         bench.arrive(f"long {number}", 40, 9)
     bench.arrive("short", 5, 9)
     assert ("short" in bench.iterate()) == is_fed
+
+
+def test_who_gives_way_during_the_decodes_takes_nothing_of_the_prompts_share() -> None:
+    bench = Bench("sarathi", seqs=8, budget=64, blocks=60, block=4, long_prefill_tokens=16)
+    bench.arrive("D1", 15, 80)
+    bench.iterate_times(2)
+    bench.arrive("D2", 39, 80)
+    bench.iterate_times(3)
+    bench.arrive("P", 150, 2).preemptions = 3  # it is no victim any more
+    assert bench.iterate() == {"D1": 1, "D2": 1, "P": 62}
+    hog = bench.worker.pool.allocate(bench.worker.pool.free)
+    assert hog is not None
+    step = bench.planner.next_step(bench.worker.id)
+    assert (step.preempted, step.tokens) == (("D2",), 64)
+    assert [(slice_.request, slice_.count) for slice_ in step.slices] == [("D1", 1), ("P", 63)]
+
+
+def test_under_fair_a_long_prompt_that_is_passed_over_keeps_its_turn() -> None:
+    """Ever new tenants bring a long prompt and seven short ones each step: who came first has its turn all the same."""
+    bench = Bench("sarathi", seqs=64, budget=512, order="fair", long_prefill_tokens=256)
+    bench.arrive("heavy", 3000, 1, tenant="heavy")
+    while bench.waiting() or bench.running():
+        bench.iterate()
+    for step in range(40):
+        if step == 3:
+            bench.arrive("oldest", 1000, 1, tenant="heavy")
+        bench.arrive(f"long {step}", 300, 1, tenant=f"long {step}")
+        for number in range(7):
+            bench.arrive(f"short {step} {number}", 10, 1, tenant=f"short {step} {number}")
+        bench.iterate()
+    assert "oldest" in bench.done_at or "oldest" in bench.running()

@@ -2,6 +2,10 @@
 
 import pytest
 
+from shared.ids import BlockId, RequestId, WorkerId
+from shared.paging.pool import BlockPool
+from shared.scheduling.request import Request
+from shared.scheduling.state import WorkerView
 from tests.harness import Bench
 
 TAKING = ["orca", "prefill-first", "hybrid-only", "sarathi"]
@@ -171,3 +175,49 @@ def test_under_static_places_are_given_when_the_batch_has_ended_and_not_before()
     bench.iterate()
     bench.arrive("urgent", 4, 2, priority=0)
     assert bench.iterate_times(5) == [{"less": 1}] * 4 + [{"urgent": 4}]
+
+
+def test_a_long_urgent_prompt_begins_in_the_plan_in_which_somebody_gave_way_for_it() -> None:
+    """It comes before the less urgent prompt that is being prefilled; else the place would be another's by then."""
+    bench = Bench("sarathi", seqs=4, budget=128, order="priority", long_prefill_tokens=64)
+    for number in range(3):
+        bench.arrive(f"V{number}", 16, 400, priority=9)
+    bench.iterate_times(4)
+    bench.arrive("L", 3000, 10, priority=1)
+    bench.iterate()
+    bench.arrive("H", 2000, 10, priority=0)
+    for number in range(6):
+        bench.arrive(f"X{number}", 20, 400, priority=9)
+    assert bench.iterate() == {"V0": 1, "V1": 1, "H": 126}
+    assert bench.steps[-1].preempted == ("V2",)
+    bench.iterate_times(20)
+    assert sum(len(step.preempted) for step in bench.steps) == 1
+
+
+def second_worker(bench: Bench, running: int) -> WorkerView:
+    """Another worker beside the bench's own, with so many who run there."""
+    view = WorkerView(WorkerId("w2"), BlockPool(100, 4), 10_000)
+    bench.planner.add_worker(view)
+    for number in range(running):
+        resident = Request(RequestId(f"other {number}"), 1, (number, 0), 4, 20, priority=1, output_tokens=1)
+        resident.blocks, resident.computed = [BlockId(number)], 4
+        bench.planner.adopt(view, resident)
+    return view
+
+
+@pytest.mark.parametrize(("elsewhere", "preempted"), [(1, ()), (2, ("b",))])
+def test_nobody_gives_way_while_another_worker_has_a_place(elsewhere: int, preempted: tuple[str, ...]) -> None:
+    bench = running("sarathi", {"a": 1, "b": 2}, seqs=2)
+    second_worker(bench, elsewhere)
+    bench.arrive("urgent", 4, 9, priority=0)
+    assert bench.planner.next_step(bench.worker.id).preempted == preempted
+
+
+def test_after_a_take_over_of_more_than_there_are_seats_all_that_must_go_go_at_once() -> None:
+    bench = Bench("sarathi", seqs=4, order="priority")
+    view = second_worker(bench, 8)
+    bench.planner.submit(Request(RequestId("urgent"), 1, (99, 0), 16, 50))
+    bench.planner.drop_worker(bench.worker.id)
+    step = bench.planner.next_step(view.id)
+    assert [admission.request for admission in step.admitted] == ["urgent"]
+    assert step.preempted == ("other 7", "other 6", "other 5", "other 4", "other 3")

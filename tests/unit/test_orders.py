@@ -6,7 +6,7 @@ import pytest
 
 from shared.ids import RequestId
 from shared.scheduling.orders import ORDERS
-from shared.scheduling.orders.fair import TENANTS_REMEMBERED, Fair
+from shared.scheduling.orders.fair import OLDEST_EVERY, TENANTS_REMEMBERED, Fair
 from shared.scheduling.orders.fixed import AGING_MS, Fixed, by_arrival, by_urgency
 from shared.scheduling.request import Request
 from tests.harness import Bench
@@ -95,7 +95,7 @@ def served(order: Fair, tenant: str) -> float:
 def test_a_prompt_token_costs_one_and_an_answer_token_two() -> None:
     order = Fair()
     each = request("r", tenant="t")
-    order.charge_prompt(each, 100)
+    order.charge_prompt(each, 100, overtakes=False)
     for _ in range(7):
         order.charge_output([each])
     assert served(order, "t") == 100 * 1 + 7 * 2
@@ -106,7 +106,7 @@ def test_the_tenant_that_had_least_is_served_and_within_it_who_came_first() -> N
     for number in range(3):
         order.add(request(f"a{number}", number, tenant="a"))
         order.add(request(f"b{number}", 10 + number, tenant="b"))
-    order.charge_prompt(request("ran", tenant="a"), 10)
+    order.charge_prompt(request("ran", tenant="a"), 10, overtakes=False)
     assert line_of(order) == ["b0", "b1", "b2", "a0", "a1", "a2"]
 
 
@@ -118,7 +118,7 @@ def test_what_is_charged_while_the_line_is_walked_counts_for_whose_turn_is_next(
     walked = []
     for each in order:  # a0 costs 10, b0 and b1 cost 4 each, then b has had 8: b2 before a1
         order.remove(each)
-        order.charge_prompt(each, 10 if each.tenant == "a" else 4)
+        order.charge_prompt(each, 10 if each.tenant == "a" else 4, overtakes=False)
         walked.append(str(each.id))
     assert walked == ["a0", "b0", "b1", "b2", "a1", "a2"]
 
@@ -126,7 +126,7 @@ def test_what_is_charged_while_the_line_is_walked_counts_for_whose_turn_is_next(
 def test_who_returns_is_lifted_to_the_least_served_of_those_who_wait() -> None:
     order = Fair()
     for tenant, tokens in (("a", 70), ("b", 50), ("c", 0)):
-        order.charge_prompt(request(f"{tenant}0", tenant=tenant), tokens)
+        order.charge_prompt(request(f"{tenant}0", tenant=tenant), tokens, overtakes=False)
     order.add(request("b1", 1, tenant="b"))
     order.add(request("a1", 2, tenant="a"))
     order.add(request("c1", 3, tenant="c"))
@@ -136,7 +136,7 @@ def test_who_returns_is_lifted_to_the_least_served_of_those_who_wait() -> None:
 
 def test_who_returns_having_had_more_keeps_it() -> None:
     order = Fair()
-    order.charge_prompt(request("a0", tenant="a"), 70)
+    order.charge_prompt(request("a0", tenant="a"), 70, overtakes=False)
     order.add(request("b1", tenant="b"))
     order.add(request("a1", tenant="a"))
     assert (served(order, "a"), served(order, "b")) == (70, 0)
@@ -147,7 +147,7 @@ def test_when_nobody_waits_a_newcomer_is_lifted_to_whose_line_ran_empty_last() -
     only = request("a0", tenant="a")
     order.add(only)
     order.remove(only)
-    order.charge_prompt(only, 40)
+    order.charge_prompt(only, 40, overtakes=False)
     order.add(request("b0", tenant="b"))
     assert served(order, "b") == 40
 
@@ -155,7 +155,7 @@ def test_when_nobody_waits_a_newcomer_is_lifted_to_whose_line_ran_empty_last() -
 def test_nobody_returns_below_what_the_least_served_has_once_had() -> None:
     order = Fair()
     first = request("a0", tenant="a")
-    order.charge_prompt(first, 100)
+    order.charge_prompt(first, 100, overtakes=False)
     order.add(first)
     order.add(request("b0", tenant="b"))  # lifted to 100: the floor
     for tenant in ("c", "d"):
@@ -165,7 +165,7 @@ def test_nobody_returns_below_what_the_least_served_has_once_had() -> None:
 
 def test_those_who_run_stand_in_order_of_what_their_tenants_have_had() -> None:
     order = Fair()
-    order.charge_prompt(request("x", tenant="a"), 9)
+    order.charge_prompt(request("x", tenant="a"), 9, overtakes=False)
     running = [request("a0", 0, tenant="a"), request("b0", 1, tenant="b"), request("b1", 2, tenant="b")]
     order.sort(running)
     assert names(running) == ["b0", "b1", "a0"]  # the last gives way first
@@ -185,7 +185,7 @@ def admit(order: Fair, count: int) -> list[str]:
         if len(admitted) == count:
             break
         order.remove(each)
-        order.charge_prompt(each, 1)
+        order.charge_prompt(each, 1, overtakes=False)
         admitted.append(str(each.id))
     return admitted
 
@@ -255,7 +255,7 @@ def test_the_number_of_tenants_remembered_is_bounded_and_who_lost_most_by_it_is_
         each = request(f"r{number}", number, tenant=f"t{number}")
         order.add(each)
         order.remove(each)
-        order.charge_prompt(each, 1)
+        order.charge_prompt(each, 1, overtakes=False)
     assert len(order._served) <= TENANTS_REMEMBERED
     assert served(order, "greedy") == 100_000
 
@@ -274,8 +274,8 @@ def test_who_waits_is_never_forgotten() -> None:
 def test_who_is_forgotten_below_the_floor_returns_as_if_it_had_been_remembered() -> None:
     remembered, forgotten = Fair(), Fair()
     for order in (remembered, forgotten):
-        order.charge_prompt(request("x", tenant="idle"), 3)
-        order.charge_prompt(request("y", tenant="busy"), 50)
+        order.charge_prompt(request("x", tenant="idle"), 3, overtakes=False)
+        order.charge_prompt(request("y", tenant="busy"), 50, overtakes=False)
         order.add(request("busy", 0, tenant="busy"))
         order.add(request("other", 1, tenant="other"))  # lifted to 50
     del forgotten._served["idle"]
@@ -286,7 +286,7 @@ def test_who_is_forgotten_below_the_floor_returns_as_if_it_had_been_remembered()
 
 def test_when_everybody_was_forgotten_a_newcomer_still_begins_at_the_floor() -> None:
     order = Fair()
-    order.charge_prompt(request("x", tenant="busy"), 50)
+    order.charge_prompt(request("x", tenant="busy"), 50, overtakes=False)
     waiting = [request("busy", 0, tenant="busy"), request("other", 1, tenant="other")]
     for each in waiting:
         order.add(each)
@@ -295,3 +295,15 @@ def test_when_everybody_was_forgotten_a_newcomer_still_begins_at_the_floor() -> 
     order._served.clear()
     order.add(request("new", 2, tenant="new"))
     assert served(order, "new") == 50
+
+
+def test_an_oldest_that_was_passed_over_keeps_its_turn() -> None:
+    order = Fair()
+    for number in range(20):
+        order.add(request(f"r{number:02}", number, tenant=f"t{number}"))
+    for _ in range(OLDEST_EVERY - 1):
+        order.charge_prompt(request("x", 100, tenant="x"), 1, overtakes=False)
+    for _ in range(3):
+        assert next(iter(order)).id == "r00"
+        order.charge_prompt(request("short", 200, tenant="x"), 1, overtakes=True)
+    assert next(iter(order)).id == "r00"

@@ -366,3 +366,43 @@ def test_the_second_plan_is_made_shortly_before_the_running_step_is_expected_to_
     desk.now_s += 0.006
     assert {slice_.request for slice_ in desk.must_plan().slices} == {"first", "late"}
     assert desk.leader.next_plan_at() is None
+
+
+@pytest.mark.parametrize("older_first", [True, False])
+def test_of_two_attempts_on_two_workers_the_later_one_goes_on(desk: Desk, *, older_first: bool) -> None:
+    older = Resident(submission(attempt=1, prompt=6, max_tokens=9), EntryId("1-0"), (), 4, (BlockId(0), BlockId(1)))
+    later = Resident(submission(attempt=2, prompt=6, max_tokens=9), EntryId("1-0"), (9,), 6, (BlockId(0), BlockId(1)))
+    for resident, worker in ((older, W), (later, W2)) if older_first else ((later, W2), (older, W)):
+        desk.claim(worker, residents=(resident,))
+    views = desk.leader.planner.state.workers
+    assert (views[W].to_release, views[W2].to_release) == (["r"], [])
+    assert desk.leader.planner.state.requests[RequestId("r")].attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("computed", "table"), [(4, (BlockId(0),)), (5, (BlockId(0),)), (3, ()), (2, (BlockId(0), BlockId(0)))]
+)
+def test_a_resident_whose_table_cannot_be_is_told_to_go_and_nobody_else_is_harmed(
+    desk: Desk, computed: int, table: tuple[BlockId, ...]
+) -> None:
+    bad = Resident(submission("bad", prompt=4), EntryId("1-0"), (), computed, table)
+    good = Resident(submission("good"), EntryId("2-0"), (7,), 3, (BlockId(5),))
+    desk.claim(residents=(bad, good))
+    plan = desk.must_plan()
+    assert plan.released == ("bad",)
+    assert [slice_.request for slice_ in plan.slices] == ["good"]
+
+
+def test_a_worker_that_answers_under_another_name_is_given_up(desk: Desk) -> None:
+    desk.leader.claim(W, desk.now_s)
+    (claim,) = desk.said(names.plans(W), ClaimWorker)
+    desk.leader.hear(W, WorkerState(W2, 1, claim.nonce, SIZE), desk.now_s)
+    assert desk.leader.commands == {}
+    assert desk.leader.next_plan_at() is None
+
+
+def test_an_answer_longer_than_promised_counts_as_what_it_is(desk: Desk) -> None:
+    desk.claim()
+    made = submission(prompt=4, max_tokens=1)
+    desk.submit(type(made)(made.request, 1, made.gateway, made.prompt_ids, 1, output_ids=tuple(range(40))))
+    assert desk.said(names.tokens(G), RequestRefused)

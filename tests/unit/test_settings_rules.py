@@ -3,8 +3,13 @@
 import pytest
 
 from services.parts import cores, service_parts, threads_per_worker
+from services.scheduler.leading import planner_of
 from services.supervision import Part
+from shared.paging.reservation import KV_MANAGERS
 from shared.runtime.settings import DEFAULT_MODEL, SchedulerSettings, UpSettings, WorkerSettings, derived_model_name
+from shared.scheduling.limits import Limits
+from shared.scheduling.orders.fair import Fair
+from shared.scheduling.policies import POLICIES
 
 
 @pytest.mark.parametrize(("budget", "asked", "sequences"), [(512, None, 64), (16, None, 16), (16, 8, 8), (64, 64, 64)])
@@ -78,3 +83,29 @@ def test_a_single_worker_has_no_number_and_a_given_memory_share_stays() -> None:
 def test_commands_are_those_a_person_would_type() -> None:
     commands = {name: part.command[-3:] for name, part in _parts(UpSettings()).items()}
     assert commands == {name: ("-m", "services.cli", name) for name in ("scheduler", "worker", "gateway")}
+
+
+def test_the_planner_is_made_as_the_settings_say() -> None:
+    settings = SchedulerSettings.model_validate(
+        {"policy": "orca", "queue": "fair", "kv": "paged", "max_num_batched_tokens": 100, "max_num_seqs": 7}
+        | {"long_prefill_tokens": 30, "tile_tokens": 8}
+    )
+    planner = planner_of(settings)
+    assert planner.policy is POLICIES["orca"]
+    assert planner.kv is KV_MANAGERS["paged"]
+    assert isinstance(planner.state.line, Fair)
+    assert planner.limits == Limits(100, 7, long_prefill_tokens=30, tile_tokens=8)
+
+
+@pytest.mark.parametrize(("asked", "cap"), [(None, 256), (0, 0), (100, 100)])
+def test_long_prompts_share_half_a_step_unless_told_otherwise(asked: int | None, cap: int) -> None:
+    assert SchedulerSettings(long_prefill_tokens=asked).long_prefill_cap == cap
+
+
+def test_requests_must_fit_into_the_whole_tiles_of_a_step() -> None:
+    assert SchedulerSettings(max_num_batched_tokens=100, tile_tokens=90).sequences == 64
+    assert SchedulerSettings(max_num_batched_tokens=60, tile_tokens=40).sequences == 40
+    with pytest.raises(
+        ValueError, match=r"--max-num-seqs \(50\) must not be above the 40 tokens .* --tile-tokens \(40\)"
+    ):
+        SchedulerSettings(max_num_batched_tokens=60, tile_tokens=40, max_num_seqs=50)

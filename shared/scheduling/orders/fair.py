@@ -24,6 +24,8 @@ class Fair:
 
     Ever new tenants could hold an older one up for ever, as each enters level with the least served. Therefore every
     eighth admission goes to who came first of all. It is charged like any other, so that fairness is kept.
+
+    The cost of a plan, and of a request that comes, grows with the number of tenants that have requests waiting.
     """
 
     takes_places = False
@@ -84,17 +86,24 @@ class Fair:
 
     def place(self, request: Request) -> Place:
         """Return where a request stands among those who run: who has had most gives way first."""
-        return self._standing.get(request.tenant, 0.0), request.arrival, request.id
+        served = self._standing.get(request.tenant)
+        if served is None:  # a newcomer's tenant that did not run when the step was begun
+            served = self._served.get(request.tenant, 0.0)
+        return served, request.arrival, request.id
 
     def sort(self, running: list[Request]) -> None:
         """Put those who run in order of what their tenants have had until now."""
         self._standing = {request.tenant: self._served.get(request.tenant, 0.0) for request in running}
         running.sort(key=self.place)
 
-    def charge_prompt(self, request: Request, tokens: int) -> None:
-        """Charge a newcomer's tenant for what must be computed of the prompt."""
+    def charge_prompt(self, request: Request, tokens: int, *, overtakes: bool) -> None:
+        """Charge a newcomer's tenant for what must be computed of the prompt.
+
+        The turn of the oldest stands until it is taken: a long prompt may have been passed over in it.
+        """
         self._charge(request.tenant, INPUT_WEIGHT * tokens)
-        self._until_oldest = self._until_oldest - 1 or OLDEST_EVERY
+        if self._until_oldest > 1 or not overtakes:
+            self._until_oldest = self._until_oldest - 1 or OLDEST_EVERY
 
     def charge_output(self, requests: Sequence[Request]) -> None:
         """Charge one token of output each."""

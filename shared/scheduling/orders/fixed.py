@@ -54,7 +54,7 @@ class Fixed:
     def sort(self, running: list[Request]) -> None:
         """Do nothing: who was put in its place is still there."""
 
-    def charge_prompt(self, request: Request, tokens: int) -> None:
+    def charge_prompt(self, request: Request, tokens: int, *, overtakes: bool) -> None:
         """Do nothing: what a request costs does not move it."""
 
     def charge_output(self, requests: Sequence[Request]) -> None:

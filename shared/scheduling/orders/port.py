@@ -34,8 +34,11 @@ class QueueOrder(Protocol):
     def sort(self, running: list[Request]) -> None:
         """Put those who run on one worker in order, before a step is planned for it."""
 
-    def charge_prompt(self, request: Request, tokens: int) -> None:
-        """Note that a newcomer is admitted, and how much of its prompt must be computed."""
+    def charge_prompt(self, request: Request, tokens: int, *, overtakes: bool) -> None:
+        """Note that a newcomer is admitted, and how much of its prompt must be computed.
+
+        ``overtakes``: somebody who stood before it was offered a place in this step and is still waiting.
+        """
 
     def charge_output(self, requests: Sequence[Request]) -> None:
         """Note that each of these gets one more token."""

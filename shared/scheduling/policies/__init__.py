@@ -15,16 +15,20 @@ from shared.scheduling.policies.static import static
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a step is filled. One that never cuts a prompt needs a budget that takes the longest prompt whole."""
+    """How a step is filled. One that never cuts a prompt needs a budget that takes the longest prompt whole.
+
+    ``reserves``: its paper sets KV memory aside at admission, so this is its default.
+    """
 
     fill: Callable[[Draft], None]
     cuts_prompts: bool
+    reserves: bool = False
 
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
-        "static": Policy(static, cuts_prompts=False),
-        "orca": Policy(orca, cuts_prompts=False),
+        "static": Policy(static, cuts_prompts=False, reserves=True),
+        "orca": Policy(orca, cuts_prompts=False, reserves=True),
         "prefill-first": Policy(prefill_first, cuts_prompts=False),
         "chunked-only": Policy(chunked_only, cuts_prompts=True),
         "hybrid-only": Policy(hybrid_only, cuts_prompts=False),

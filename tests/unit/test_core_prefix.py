@@ -1,5 +1,7 @@
 """Names of block contents, and what the planner does with them."""
 
+from hashlib import blake2b
+
 import pytest
 
 from shared.ids import RequestId, WorkerId
@@ -67,8 +69,25 @@ def test_from_an_id_that_no_model_has_nothing_has_a_name_however_it_came(impossi
     assert chain.tokens == 12
 
 
-def test_the_largest_id_of_64_bits_is_possible() -> None:
-    assert len(names([(1 << 64) - 1] * 4)) == 1
+@pytest.mark.parametrize("possible", [0, (1 << 64) - 1])
+def test_the_smallest_and_the_largest_id_of_64_bits_are_possible(possible: int) -> None:
+    tokens = [possible] * 4
+    assert len(names(tokens)) == 1
+    assert names([*tokens, -1]) == names(tokens)
+
+
+def test_a_name_is_the_keyed_hash_of_the_name_before_it_and_its_own_tokens_and_the_first_one_follows_the_salt() -> None:
+    """The parts of a pool agree on names without sharing code in memory: what is hashed must never change unnoticed."""
+
+    def keyed(*parts: bytes) -> bytes:
+        return blake2b(b"".join(parts), key=KEY, digest_size=16).digest()
+
+    def packed(*token_ids: int) -> bytes:
+        return b"".join(token.to_bytes(8, "little") for token in token_ids)
+
+    first = keyed(keyed(b"salt"), packed(1, 2, 3, 1 << 40))
+    second = keyed(first, packed(5, 6, 7, 8))
+    assert names([1, 2, 3, 1 << 40, 5, 6, 7, 8], salt="salt") == [first, second]
 
 
 # -- in the planner -------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class NaivePool:
         self.cached: list[BlockId] = []  # given from the start
         self.names: dict[BlockId, BlockHash] = {}
         self.given = [0] * blocks
+        self.evictions = 0
 
     def take(self) -> BlockId:
         if self.blank:
@@ -36,6 +37,7 @@ class NaivePool:
         else:
             block = self.cached.pop(0)
             del self.names[block]
+            self.evictions += 1
         self.given[block] += 1
         return block
 
@@ -166,6 +168,8 @@ class PoolMachine(RuleBasedStateMachine):
         for block in map(BlockId, range(self.pool.blocks)):
             assert self.pool.holders(block) == self.holders(block)
             assert self.pool.is_named(block) == (block in self.naive.names)
+        assert self.pool.extra_holders == sum(map(len, self.tables)) - len(held)
+        assert self.pool.evictions == self.naive.evictions
 
     @invariant()
     def names_are_unique_and_found(self) -> None:

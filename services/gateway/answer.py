@@ -119,6 +119,11 @@ class Answer:
             return False
         return entry_key(self.entry) <= entry_key(read_to)
 
+    @property
+    def has_brought_tokens(self) -> bool:
+        """True if a token of the present attempt was accepted: some worker runs it."""
+        return len(self.output_ids) > self._tokens_before_attempt
+
     def complete(self) -> Finish | None:
         """Return how the accepted tokens end the answer by themselves, if they do."""
         if not self.wanted.ignore_eos and self.output_ids and self.output_ids[-1] in self.wanted.eos_ids:
@@ -130,7 +135,7 @@ class Answer:
 
         A blameless loss (the gateway itself was declared dead) does not count.
         """
-        if len(self.output_ids) > self._tokens_before_attempt:
+        if self.has_brought_tokens:
             self._fruitless = 0
         elif not blameless:
             self._fruitless += 1

@@ -67,5 +67,6 @@ class Lives:
     async def _live(self) -> None:
         assert self._part is not None, "a life begins before it is lived"  # noqa: S101 - a bug, not input
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(keep_beating(self._bus, self._part, registration("gateway", self._model)))
+            value = registration("gateway", self._model)
+            tasks.create_task(keep_beating(self._bus, self._part, value, self._writer.owed.server_forgot))
             tasks.create_task(self._reader.run(GatewayId(self._part.id)))

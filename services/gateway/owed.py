@@ -19,7 +19,7 @@ from services.gateway.answer import Lost
 from services.gateway.ongoing import Ongoing
 from services.gateway.outbox import Outbox
 from shared.errors import GenerationFailed, NotServing, PromptTooLong, ServingError
-from shared.ids import RequestId, WorkerId
+from shared.ids import START, RequestId, WorkerId
 from shared.protocol.messages import Held, RequestRefused, TokenBatch, TokenRow
 
 log = structlog.get_logger()
@@ -86,6 +86,19 @@ class Owed:
         for ongoing in list(self._ongoing.values()):
             if ongoing.answer.is_sent:
                 self._submit_again(ongoing, blameless=True)
+
+    def server_forgot(self) -> None:
+        """Let nothing hang on a waiting line that is gone: write again what no worker is known to run.
+
+        The others' entries count as read, so that the next list of what is held tells whether they are lost. What the
+        leader knows all the same it drops as a copy.
+        """
+        for request, ongoing in self._ongoing.items():
+            if ongoing.answer.entry is None:
+                continue  # it is being written, to the server that there is now
+            ongoing.answer.entry = START
+            if not ongoing.answer.has_brought_tokens:
+                self._outbox.submit(request)
 
     def hear_tokens(self, batch: TokenBatch, now_s: float) -> int:
         """Apply a batch and return how many tokens were new."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Callable
 
 import structlog
 
@@ -61,19 +62,24 @@ async def wait_for_bus(bus: Bus, stopping: asyncio.Event) -> None:
             return
 
 
-async def keep_beating(bus: Bus, part: Part, value: bytes) -> None:
+def _do_nothing() -> None:
+    """Be what happens if nobody asks for more."""
+
+
+async def keep_beating(bus: Bus, part: Part, value: bytes, on_anew: Callable[[], None] = _do_nothing) -> None:
     """Beat until cancelled, and store the part's values whenever it had to be registered anew.
 
+    ``on_anew`` is called each time that may have been so: the server may have forgotten all that was written to it.
     Raises `DeclaredDead`, in a group, when this part was given up.
     """
     anew = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_beat(bus, part, value, anew))
+        tasks.create_task(_beat(bus, part, value, anew, on_anew))
         # a task of its own: values may be large, and beats must not wait for them
         tasks.create_task(_store(bus, part, anew))
 
 
-async def _beat(bus: Bus, part: Part, value: bytes, anew: asyncio.Event) -> None:
+async def _beat(bus: Bus, part: Part, value: bytes, anew: asyncio.Event, on_anew: Callable[[], None]) -> None:
     """Beat until cancelled. An unanswered beat is tried again soon, for it runs out."""
     silent = False
     while True:
@@ -81,6 +87,7 @@ async def _beat(bus: Bus, part: Part, value: bytes, anew: asyncio.Event) -> None
             # after silence too: what was not heard may have been that it was registered anew
             if await bus.beat(part, value) or silent:
                 anew.set()
+                on_anew()
             silent = False
         except BusUnavailable as error:
             if not silent:

@@ -100,3 +100,17 @@ async def test_streams_go_on_when_the_server_dies_and_a_gateway_started_after_th
         os.kill(up.part("gateway"), signal.SIGKILL)
         assert await stream_once_served(up) == EXPECTED[0]
         await eventually(nothing_is_left, up)
+
+
+async def test_who_waited_when_the_server_died_is_served_though_nobody_else_comes(short_folder: Path) -> None:
+    with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "10", "--max-num-seqs", "1") as up:
+        up.until_ready()
+        runs = asyncio.Event()
+        first = asyncio.ensure_future(stream(up, "prompt 0", runs))
+        async with asyncio.timeout(60):
+            await runs.wait()
+        waits = asyncio.ensure_future(stream(up, "prompt 1", asyncio.Event()))
+        await eventually(lambda found: found["slipstream_requests_waiting"] == 1, up)
+        os.kill(up.part("valkey-server"), signal.SIGKILL)
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(first, waits) == EXPECTED[:2]

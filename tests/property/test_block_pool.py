@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -64,6 +65,12 @@ class NaivePool:
                 break
             found += same
         return tuple(found)
+
+
+@pytest.mark.parametrize(("blocks", "block_tokens"), [(0, 4), (4, 0), (-1, 4)])
+def test_a_pool_without_blocks_or_positions_is_refused(blocks: int, block_tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"got {blocks} blocks of {block_tokens}"):
+        BlockPool(blocks, block_tokens)
 
 
 class PoolMachine(RuleBasedStateMachine):

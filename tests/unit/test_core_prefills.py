@@ -54,6 +54,15 @@ def test_what_the_first_long_one_leaves_of_the_share_goes_to_the_second() -> Non
     assert bench.iterate() == {"first": 1, "short": 1, "second": 12, "late": 6}
 
 
+def test_what_is_left_goes_to_all_long_ones_that_wait_in_order_of_arrival() -> None:
+    """Budget 32, cap 8. The second and third find the share used up, and begin with what the short one leaves."""
+    bench = capped(8, budget=32)
+    for name, prompt in (("first", 9), ("second", 10), ("third", 40), ("fourth", 40), ("short", 6)):
+        bench.arrive(name, prompt, 9)
+    assert bench.iterate() == {"first": 9, "short": 6, "second": 10, "third": 7}
+    assert bench.waiting() == ["fourth"]
+
+
 def test_exactly_the_cap_is_short_and_one_more_is_long() -> None:
     bench = capped(8, budget=18)
     for name, prompt in (("long", 9), ("short", 8), ("third", 3)):

@@ -194,6 +194,28 @@ def test_a_long_urgent_prompt_begins_in_the_plan_in_which_somebody_gave_way_for_
     assert sum(len(step.preempted) for step in bench.steps) == 1
 
 
+@pytest.mark.parametrize(
+    ("prompt", "fed"),
+    [
+        (40, {"a": 1, "urgent": 8 + 8, "short": 6, "long": 1}),
+        (9, {"a": 1, "urgent": 9, "short": 6, "long": 8}),
+        (8, {"a": 1, "urgent": 8, "long": 9, "short": 6}),
+    ],
+)
+def test_an_urgent_prompt_for_which_somebody_gave_way_takes_of_the_long_ones_share_only_if_it_is_long(
+    prompt: int, fed: dict[str, int]
+) -> None:
+    """Budget 24, cap 8."""
+    bench = Bench("sarathi", seqs=4, budget=24, order="priority", long_prefill_tokens=8)
+    bench.arrive("a", 4, 50, priority=1)
+    for name, length in (("long", 70), ("short", 30), ("victim", 4)):
+        bench.arrive(name, length, 50, priority=9)
+    bench.iterate()
+    print(bench.running(), bench.waiting(), bench.steps[-1])
+    bench.arrive("urgent", prompt, 9, priority=0)
+    assert bench.iterate() == fed
+
+
 def second_worker(bench: Bench, running: int) -> WorkerView:
     """Another worker beside the bench's own, with so many who run there."""
     view = WorkerView(WorkerId("w2"), BlockPool(100, 4), 10_000)

@@ -193,3 +193,31 @@ def test_an_order_that_was_not_carried_out_comes_first_again_unless_a_newer_one_
     rig.outbox.put_back(Cancel(RequestId("a"), 1))
     rig.outbox.put_back(Cancel(RequestId("b"), 0))
     assert rig.drain() == [Cancel(RequestId("a"), 1), Cancel(RequestId("b"), 1)]
+
+
+def test_after_a_server_that_forgot_what_brought_no_token_is_written_again_as_the_same_attempt() -> None:
+    rig = Rig()
+    rig.owed.server_forgot()
+    assert rig.drain() == [Submit(R)]
+    assert rig.one.answer.attempt == 1
+    rig.held(("r", 1), read_to=EntryId("0-1"))
+    assert rig.drain() == []
+
+
+def test_after_a_server_that_forgot_a_running_request_is_lost_only_if_it_is_not_held() -> None:
+    rig = Rig()
+    rig.tokens(b"ab")
+    rig.owed.server_forgot()
+    assert rig.drain() == [], "a worker runs it"
+    rig.held(("r", 1), read_to=EntryId("0-0"))
+    assert rig.drain() == []
+    rig.held(read_to=EntryId("0-0"))  # its entry was beyond this on the old server
+    assert rig.drain() == [Submit(R)]
+    assert rig.one.answer.attempt == 2
+
+
+def test_a_submission_that_is_being_written_while_the_server_is_found_to_have_forgotten_is_not_written_twice() -> None:
+    rig = Rig()
+    rig.one.answer.entry = None
+    rig.owed.server_forgot()
+    assert rig.drain() == []

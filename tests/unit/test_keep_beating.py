@@ -87,3 +87,12 @@ async def test_a_part_declared_dead_stops_beating() -> None:
         async with asyncio.timeout(WITHIN_S):
             await keep_beating(bus, PART, b"one")
     assert raised.group_contains(DeclaredDead, match=PART.id)
+
+
+async def test_whoever_asks_is_told_when_the_server_may_have_forgotten() -> None:
+    bus, told = Deaf(MemoryServer(), beats=1), asyncio.Event()
+    async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(keep_beating(bus, PART, b"one", told.set))
+        await told.wait()
+        beating.cancel()
+    assert bus.beaten == 2

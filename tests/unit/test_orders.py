@@ -175,6 +175,15 @@ def test_those_who_run_stand_in_order_of_what_their_tenants_have_had() -> None:
     assert names(running) == ["a0", "b0", "b1"]
 
 
+def test_who_runs_and_has_never_been_charged_stands_before_who_had_a_single_token() -> None:
+    """As after a change of leaders: who was taken over has been charged nothing here."""
+    order = Fair()
+    order.charge_prompt(request("x", tenant="charged"), 1, overtakes=False)
+    running = [request("first", 0, tenant="charged"), request("taken over", 1, tenant="unknown")]
+    order.sort(running)
+    assert names(running) == ["taken over", "first"]
+
+
 # -- fair: nobody starves -------------------------------------------------------------------------------------------
 
 
@@ -301,8 +310,10 @@ def test_an_oldest_that_was_passed_over_keeps_its_turn() -> None:
     order = Fair()
     for number in range(20):
         order.add(request(f"r{number:02}", number, tenant=f"t{number}"))
+    order.charge_output([request("y", tenant="t0")])
     for _ in range(OLDEST_EVERY - 1):
-        order.charge_prompt(request("x", 100, tenant="x"), 1, overtakes=False)
+        assert next(iter(order)).id == "r01", "r00's tenant has had more, and it is not its turn yet"
+        order.charge_prompt(request("x", 100, tenant="x"), 1, overtakes=True)
     for _ in range(3):
         assert next(iter(order)).id == "r00"
         order.charge_prompt(request("short", 200, tenant="x"), 1, overtakes=True)

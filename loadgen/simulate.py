@@ -35,6 +35,7 @@ def simulate(settings: SimulateSettings) -> int:
     try:
         runs = _run_all(settings, setups, workload)
     except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted, nothing is written")
         return EXIT_INTERRUPTED
     print_tables(runs, Console())
     notes = [*workload.notes, *notes_of(runs)]

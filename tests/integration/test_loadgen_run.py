@@ -394,7 +394,7 @@ async def test_a_server_without_models_or_out_of_reach_is_one_sentence(server: S
 
 
 async def loadgen(*flags: str) -> asyncio.subprocess.Process:
-    command = "import sys; from loadgen.cli import main; sys.exit(main())"
+    command = "import sys; from loadgen.entry import main; sys.exit(main())"
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(sys.executable, "-c", command, *flags, stdout=pipe, stderr=pipe)
 

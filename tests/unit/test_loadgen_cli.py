@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from loadgen import entry
 from loadgen.cli import main
 from loadgen.lengths import Span
 from loadgen.settings import DEFAULT_CONCURRENCY, RunSettings
@@ -96,3 +97,14 @@ def test_the_url_may_end_as_users_write_it(url: str) -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         RunSettings().requests = 3  # type: ignore[misc] # that it cannot is what is tested
+
+
+def test_an_interruption_while_the_packages_are_loaded_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loadgen.cli.main", interrupted)
+    assert entry.main() == entry.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "loadgen: interrupted\n"

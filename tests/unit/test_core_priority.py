@@ -197,23 +197,34 @@ def test_a_long_urgent_prompt_begins_in_the_plan_in_which_somebody_gave_way_for_
 @pytest.mark.parametrize(
     ("prompt", "fed"),
     [
-        (40, {"a": 1, "urgent": 8 + 8, "short": 6, "long": 1}),
-        (9, {"a": 1, "urgent": 9, "short": 6, "long": 8}),
-        (8, {"a": 1, "urgent": 8, "long": 9, "short": 6}),
+        (40, {"a": 1, "urgent": 8, "short": 3}),
+        (9, {"a": 1, "urgent": 8, "short": 3}),
+        (3, {"a": 1, "urgent": 3, "long": 8}),
     ],
 )
-def test_an_urgent_prompt_for_which_somebody_gave_way_takes_of_the_long_ones_share_only_if_it_is_long(
-    prompt: int, fed: dict[str, int]
-) -> None:
-    """Budget 24, cap 8."""
-    bench = Bench("sarathi", seqs=4, budget=24, order="priority", long_prefill_tokens=8)
+def test_who_takes_a_place_takes_of_the_long_ones_share_only_if_it_is_long(prompt: int, fed: dict[str, int]) -> None:
+    """Budget 12, cap 8; of the short prompt 6 tokens are missing."""
+    bench = Bench("sarathi", seqs=4, budget=12, order="priority", long_prefill_tokens=8)
     bench.arrive("a", 4, 50, priority=1)
-    for name, length in (("long", 70), ("short", 30), ("victim", 4)):
-        bench.arrive(name, length, 50, priority=9)
+    bench.arrive("victim", 4, 50, priority=10)
     bench.iterate()
-    print(bench.running(), bench.waiting(), bench.steps[-1])
+    bench.arrive("long", 70, 50, priority=9)
+    bench.arrive("short", 8, 50, priority=9)
+    assert bench.iterate() == {"a": 1, "victim": 1, "long": 8, "short": 2}
     bench.arrive("urgent", prompt, 9, priority=0)
     assert bench.iterate() == fed
+    assert bench.steps[-1].preempted == ("victim",)
+
+
+def test_those_who_go_on_keep_the_watermark_when_others_give_way() -> None:
+    """200 blocks of 1, of which two are to stay free. With c's 10 there are 180: enough for 179, not for two more."""
+    bench = Bench("sarathi", order="priority", blocks=200, block=1)
+    for name, priority in (("a", -1), ("b", 5), ("c", 6)):
+        bench.arrive(name, 10, 20, priority=priority)
+    bench.iterate()
+    bench.arrive("urgent", 179, 2, priority=0)
+    bench.plan()
+    assert bench.steps[-1].preempted == ("c", "b")
 
 
 def second_worker(bench: Bench, running: int) -> WorkerView:

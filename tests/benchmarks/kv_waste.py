@@ -10,7 +10,7 @@ values, some are *reserved* (the request will use them later), some are *interna
 allocators lose between requests is not modelled.
 """
 
-import sys
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,4 +134,8 @@ def main(path: Path, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lengths", type=Path, metavar="SHAREGPT.csv", help="lengths of sharegpt")
+    parser.add_argument("requests", type=int, nargs="?", default=1000, metavar="REQUESTS", help="drawn from the file")
+    asked = parser.parse_args()
+    main(asked.lengths, asked.requests)

@@ -12,7 +12,7 @@ and feeds the rest one token a step, and its engine is slower (up to 47 % by the
 its own). Not modelled, in orca's favour: attention is not batched across requests, and a plan takes no time.
 """
 
-import sys
+import argparse
 from collections.abc import Iterable
 
 import numpy as np
@@ -115,4 +115,6 @@ def main(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", type=int, nargs="?", default=1, metavar="SEED", help="of lengths and arrivals")
+    main(parser.parse_args().seed)

@@ -12,7 +12,7 @@ their context. The artefact's own figures contradict each other here: its decode
 positions, while the SLOs of the paper (5 x and 25 x are 0.2 and 1 s) mean 40 ms for 32 rows at 4,096.
 """
 
-import sys
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,4 +108,8 @@ def main(path: Path, seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 11)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lengths", type=Path, metavar="SHAREGPT.csv", help="lengths of openchat_sharegpt4")
+    parser.add_argument("seeds", type=int, nargs="?", default=11, metavar="SEEDS", help="runs whose median is taken")
+    asked = parser.parse_args()
+    main(asked.lengths, asked.seeds)

@@ -81,6 +81,88 @@ def test_a_plan_that_only_releases_is_not_the_one_that_fed_somebody_last() -> No
     assert planner.state.workers[W].previous is fed
 
 
+def test_slices_in_flight_are_counted_until_their_results_are_read() -> None:
+    planner = planner_of()
+    one = request("a")
+    planner.submit(one)
+    counts = []
+    for _ in range(3):
+        planner.next_step(W)
+        counts.append(one.slices_in_flight)
+    for _ in range(3):
+        planner.settle(W, [Outcome(one.id, 1, ended=False)])
+        counts.append(one.slices_in_flight)
+    assert counts == [1, 2, 3, 2, 1, 0]
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_gives_way_itself_if_it_is_the_one_that_finds_no_block() -> None:
+    """Four blocks of 4: a has 6 tokens in two, b 8 in two, and wants a third."""
+    bench = Bench("sarathi", blocks=4, block=4)
+    bench.arrive("a", 6, 9)
+    bench.arrive("b", 8, 6)
+    bench.iterate()
+    assert bench.iterate() == {"a": 1}
+    assert bench.steps[-1].preempted == ("b",)
+    assert bench.waiting() == ["b"]
+
+
+def test_the_first_waits_when_nobody_may_give_way_for_it() -> None:
+    planner = planner_of(block=4)
+    worker = planner.state.workers[W]
+    one, protected = request("a", 4), request("b", 4, 4)
+    protected.preemptions = 3
+    planner.submit(one)
+    planner.submit(protected)
+    planner.next_step(W)
+    hog = worker.pool.allocate(worker.pool.free)
+    assert hog is not None
+    step = planner.next_step(W)
+    assert [slice_.request for slice_ in step.slices] == ["b"]
+    assert (step.preempted, planner.state.preemptions) == ((), 0)
+    worker.pool.release(hog)
+    assert [slice_.request for slice_ in planner.next_step(W).slices] == ["a", "b"]
+
+
+def test_preemptions_are_added_up() -> None:
+    """Six blocks of 4, three requests of two, each of which wants a third at the same time."""
+    bench = Bench("sarathi", blocks=6, block=4)
+    for name in "abc":
+        bench.arrive(name, 8, 9)
+    bench.iterate_times(2)
+    assert bench.steps[-1].preempted == ("c",)
+    bench.run_dry()
+    assert bench.planner.state.preemptions == sum(len(step.preempted) for step in bench.steps) > 1
+
+
+@pytest.mark.parametrize(("preemptions", "fed"), [(2, {"a": 1, "r": 4}), (3, {"a": 1})])
+def test_who_was_preempted_three_times_begins_only_with_all_that_it_may_need(
+    preemptions: int, fed: dict[str, int]
+) -> None:
+    """Ten blocks of 4, of which a holds six: r needs one block now and five in the end."""
+    bench = Bench("sarathi", blocks=10, block=4)
+    bench.arrive("a", 22, 9)
+    bench.iterate()
+    bench.arrive("r", 4, 16).preemptions = preemptions
+    assert bench.iterate() == fed
+
+
+# -- several workers ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_passes_over_who_is_too_long_for_it_or_resident_elsewhere() -> None:
+    planner = planner_of()
+    planner.add_worker(WorkerView(WorkerId("small"), BlockPool(5, 4), 1000))
+    planner.submit(request("a long one", 30))
+    elsewhere = request("b")
+    planner.adopt(planner.state.workers[W], elsewhere)
+    planner.submit(request("c"))
+    assert [slice_.request for slice_ in planner.next_step(WorkerId("small")).slices] == ["c"]
+    assert [slice_.request for slice_ in planner.next_step(W).slices] == ["a long one", "b"]
+
+
 # -- take-over ----------------------------------------------------------------------------------------------------
 
 

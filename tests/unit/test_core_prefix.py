@@ -135,6 +135,29 @@ def test_a_prompt_whose_beginning_has_a_hole_is_as_long_as_what_stands_behind_th
     assert fed == {"long": 4 + 9, "short": 3}
 
 
+def test_a_prompt_that_is_found_up_to_its_last_block_is_short() -> None:
+    """Budget 16, cap 4. Of 13 tokens three blocks are known: one token is missing."""
+    content = [BlockHash(bytes([number]) * 16) for number in range(3)]
+    pool = BlockPool(100, 4, KEY)
+    for block, name in zip(pool.allocate(3) or (), content, strict=True):
+        pool.name(block, pool.stamp(block), name)
+    planner = Planner(POLICIES["sarathi"], Limits(16, 8, long_prefill_tokens=4), KV_MANAGERS["paged"])
+    planner.add_worker(WorkerView(WorkerId("w"), pool, 1000))
+    planner.submit(Request(RequestId("long"), 1, (0, 0), 40, 4))
+    planner.submit(Request(RequestId("known"), 1, (1, 0), 13, 4, prefix=Asked(content)))
+    planner.submit(Request(RequestId("short"), 1, (2, 0), 3, 4))
+    fed = {slice_.request: slice_.count for slice_ in planner.next_step(WorkerId("w")).slices}
+    assert fed == {"long": 4 + 8, "known": 1, "short": 3}
+
+
+def test_what_newcomers_look_up_and_find_is_added_up() -> None:
+    bench = Bench("sarathi", block=4)
+    for name in ("one", "two", "three"):
+        bench.arrive(name, [*range(9), ord(name[1])], 9)
+        bench.iterate()
+    assert (bench.planner.state.prefix_queries, bench.planner.state.prefix_hits) == (3 * 10, 2 * 8)
+
+
 def test_under_reserve_nothing_is_shared_and_nothing_is_named() -> None:
     bench = Bench("orca", block=4, kv="reserve")
     for name in ("one", "two"):

@@ -227,6 +227,71 @@ def test_those_who_go_on_keep_the_watermark_when_others_give_way() -> None:
     assert bench.steps[-1].preempted == ("c", "b")
 
 
+def test_when_all_give_way_nothing_need_stay_free() -> None:
+    bench = Bench("sarathi", order="priority", blocks=200, block=1)
+    bench.arrive("a", 10, 20, priority=5)
+    bench.iterate()
+    bench.arrive("urgent", 198, 2, priority=0)
+    assert bench.iterate() == {"urgent": 198}
+    assert bench.steps[-1].preempted == ("a",)
+
+
+def test_one_who_is_invited_to_a_free_seat_leaves_the_others_to_those_behind_it() -> None:
+    bench = running("sarathi", {"a": 5}, seqs=3)
+    for name, priority in (("urgent", 0), ("next", 1), ("last", 2)):
+        bench.arrive(name, 4, 9, priority=priority)
+    assert bench.iterate() == {"a": 1, "urgent": 4, "next": 4}
+    assert bench.steps[-1].preempted == ()
+
+
+def test_one_who_came_earlier_takes_no_place_of_one_who_is_as_urgent() -> None:
+    bench = Bench("sarathi", seqs=1, order="priority")
+    bench.arrive("runs", 4, 9, priority=1, at_ms=1000)
+    bench.iterate()
+    bench.arrive("earlier", 4, 9, priority=1, at_ms=0)
+    assert bench.iterate() == {"runs": 1}
+    assert bench.steps[-1].preempted == ()
+
+
+def test_what_the_urgent_one_has_found_is_kept_for_it_from_those_who_run() -> None:
+    """Of 7 free blocks it needs 6, of which it finds 3. So a has the one left, and b the one of c, which gives way."""
+    bench = Bench("sarathi", order="priority", blocks=10, block=4)
+    bench.arrive("gone", [*range(12), 99], 1)
+    bench.iterate()
+    for name, priority in (("a", 1), ("b", 2), ("c", 3)):
+        bench.arrive(name, 4, 20, priority=priority)
+    bench.iterate()
+    assert (bench.worker.pool.free, bench.worker.pool.cached) == (7, 3)
+    bench.arrive("urgent", [*range(12), *range(50, 62)], 4, priority=0)
+    assert bench.iterate() == {"a": 1, "b": 1, "urgent": 12}
+    assert bench.steps[-1].preempted == ("c",)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "held", "preempted"), [(4, 1, ()), (4, 2, ("b",)), (200, 195, ()), (200, 196, ("b",)), (3, 0, ("b",))]
+)
+def test_the_other_worker_must_have_the_memory_and_leave_its_watermark(
+    blocks: int, held: int, preempted: tuple[str, ...]
+) -> None:
+    """Blocks of 4, and the urgent one needs 3 at once and 4 in the end. Of 200 blocks two are to stay free."""
+    bench = running("sarathi", {"a": 1, "b": 2}, seqs=2)
+    view = WorkerView(WorkerId("w2"), BlockPool(blocks, 4), 10_000)
+    bench.planner.add_worker(view)
+    if held:
+        resident = Request(RequestId("other"), 1, (0, 9), 4 * held, 9, priority=1, output_tokens=1)
+        resident.blocks, resident.computed = [BlockId(block) for block in range(held)], 4 * held
+        bench.planner.adopt(view, resident)
+    bench.arrive("urgent", 12, 4, priority=0)
+    assert bench.planner.next_step(bench.worker.id).preempted == preempted
+
+
+def test_one_who_is_resident_here_cannot_go_elsewhere() -> None:
+    bench = running("sarathi", {"a": 1, "b": 2}, seqs=2)
+    second_worker(bench, 0)
+    bench.arrive("urgent", 4, 9, priority=0).worker = bench.worker.id
+    assert bench.planner.next_step(bench.worker.id).preempted == ("b",)
+
+
 def second_worker(bench: Bench, running: int) -> WorkerView:
     """Another worker beside the bench's own, with so many who run there."""
     view = WorkerView(WorkerId("w2"), BlockPool(100, 4), 10_000)

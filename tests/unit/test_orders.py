@@ -184,6 +184,16 @@ def test_who_runs_and_has_never_been_charged_stands_before_who_had_a_single_toke
     assert names(running) == ["taken over", "first"]
 
 
+def test_a_newcomer_whose_tenant_did_not_run_stands_where_its_tenant_is_by_now() -> None:
+    order = Fair()
+    order.charge_prompt(request("x", tenant="a"), 9, overtakes=False)
+    runs, newcomer = request("a0", 0, tenant="a"), request("b0", 1, tenant="b")
+    order.sort([runs])
+    assert order.place(newcomer) < order.place(runs)
+    order.charge_prompt(newcomer, 10, overtakes=False)
+    assert order.place(newcomer) > order.place(runs)
+
+
 # -- fair: nobody starves -------------------------------------------------------------------------------------------
 
 
@@ -267,6 +277,17 @@ def test_the_number_of_tenants_remembered_is_bounded_and_who_lost_most_by_it_is_
         order.charge_prompt(each, 1, overtakes=False)
     assert len(order._served) <= TENANTS_REMEMBERED
     assert served(order, "greedy") == 100_000
+
+
+def test_nobody_is_forgotten_up_to_the_bound_and_half_of_them_beyond_it() -> None:
+    order = Fair()
+    for number in range(TENANTS_REMEMBERED):
+        each = request(f"r{number}", number, tenant=f"t{number}")
+        order.add(each)
+        order.remove(each)
+    assert len(order._served) == TENANTS_REMEMBERED
+    order.add(request("one more", TENANTS_REMEMBERED, tenant="one more"))
+    assert len(order._served) == TENANTS_REMEMBERED // 2
 
 
 def test_who_waits_is_never_forgotten() -> None:

@@ -35,9 +35,18 @@ def test_a_learnt_time_moves_a_quarter_of_the_way_to_the_newest() -> None:
 def test_a_size_never_seen_takes_as_long_as_the_next_smaller_one_known() -> None:
     times = StepTimes()
     assert times.predict(step(100)) == 0
+    times.learn(Step((), (), (), (RequestId("r"),)), 0.001)
+    assert times.predict(step(100)) == times.predict(step(1)) == 0.001
     times.learn(step(2), 0.010)
     times.learn(step(8), 0.030)
-    assert [times.predict(step(tokens)) for tokens in (1, 3, 4, 7, 8, 500)] == [0, 0.010, 0.010, 0.010, 0.030, 0.030]
+    assert [times.predict(step(tokens)) for tokens in (1, 3, 4, 7, 8, 500)] == [
+        0.001,
+        0.010,
+        0.010,
+        0.010,
+        0.030,
+        0.030,
+    ]
 
 
 @pytest.mark.parametrize(

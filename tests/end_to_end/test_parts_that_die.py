@@ -113,4 +113,4 @@ async def test_who_waited_when_the_server_died_is_served_though_nobody_else_come
         await eventually(lambda found: found["slipstream_requests_waiting"] == 1, up)
         os.kill(up.part("valkey-server"), signal.SIGKILL)
         async with asyncio.timeout(30):
-            assert await asyncio.gather(first, waits) == EXPECTED[:2]
+            assert list(await asyncio.gather(first, waits)) == EXPECTED[:2]

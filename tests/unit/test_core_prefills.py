@@ -192,3 +192,21 @@ def test_under_fair_a_long_prompt_that_is_passed_over_keeps_its_turn() -> None:
             bench.arrive(f"short {step} {number}", 10, 1, tenant=f"short {step} {number}")
         bench.iterate()
     assert "oldest" in bench.done_at or "oldest" in bench.running()
+
+
+def test_under_fair_short_prompts_that_pass_a_long_one_over_do_not_use_up_its_turn() -> None:
+    """Budget 64, cap 32. The eighth admission is the turn of the oldest, and the share has gone to the first."""
+    bench = Bench("sarathi", seqs=64, budget=64, order="fair", long_prefill_tokens=32)
+    bench.arrive("first", 3000, 1, tenant="heavy")
+    bench.iterate()
+    for number in range(6):
+        bench.arrive(f"s{number}", 2, 50, tenant=f"s{number}")
+    bench.iterate()
+    bench.arrive("oldest", 100, 1, tenant="heavy")
+    for number in range(3):
+        bench.arrive(f"late{number}", 2, 50, tenant=f"late{number}")
+    fed = bench.iterate()
+    assert "oldest" not in fed
+    assert {f"late{number}" for number in range(3)} < fed.keys()
+    bench.arrive("new", 2, 50, tenant="new")
+    assert next(iter(bench.planner.state.line)).id == "oldest"

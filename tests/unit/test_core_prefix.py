@@ -155,6 +155,8 @@ def test_what_newcomers_look_up_and_find_is_added_up() -> None:
     for name in ("one", "two", "three"):
         bench.arrive(name, [*range(9), ord(name[1])], 9)
         bench.iterate()
+    bench.arrive("shares nothing", 10, 9)
+    bench.iterate()
     assert (bench.planner.state.prefix_queries, bench.planner.state.prefix_hits) == (3 * 10, 2 * 8)
 
 

@@ -155,9 +155,10 @@ def test_a_block_that_the_urgent_one_shares_with_a_victim_is_not_counted_as_free
     assert bench.running() == ["first", "victim"]
 
 
-def test_whole_prompts_that_the_budget_cannot_take_beside_the_others_cost_nobody_a_place() -> None:
+@pytest.mark.parametrize("policy", ["orca", "hybrid-only"])
+def test_whole_prompts_that_the_budget_cannot_take_beside_the_others_cost_nobody_a_place(policy: str) -> None:
     """A budget of 40 (the longest served), 3 seats: beside two decodes 38 tokens are left, and 39 are missing."""
-    bench = Bench("orca", seqs=3, budget=16, order="priority", kv="paged", max_model_len=40, blocks=100)
+    bench = Bench(policy, seqs=3, budget=16, order="priority", kv="paged", max_model_len=40, blocks=100)
     for name in "abc":
         bench.arrive(name, 4, 20, priority=5)
     bench.iterate()
@@ -217,13 +218,14 @@ def test_who_takes_a_place_takes_of_the_long_ones_share_only_if_it_is_long(promp
 
 
 def test_those_who_go_on_keep_the_watermark_when_others_give_way() -> None:
-    """200 blocks of 1, of which two are to stay free. With c's 10 there are 180: enough for 179, not for two more."""
-    bench = Bench("sarathi", order="priority", blocks=200, block=1)
+    """200 blocks of 4, of which two are to stay free. With c's 10 there are 180: enough for 179, not for two more."""
+    bench = Bench("sarathi", budget=1000, order="priority", blocks=200, block=4)
     for name, priority in (("a", -1), ("b", 5), ("c", 6)):
-        bench.arrive(name, 10, 20, priority=priority)
+        bench.arrive(name, 37, 3, priority=priority)
     bench.iterate()
-    bench.arrive("urgent", 179, 2, priority=0)
-    bench.plan()
+    assert bench.worker.pool.free == 170
+    bench.arrive("urgent", 4 * 179, 2, priority=0)
+    assert bench.iterate() == {"a": 1, "urgent": 4 * 179}
     assert bench.steps[-1].preempted == ("c", "b")
 
 
@@ -231,8 +233,8 @@ def test_when_all_give_way_nothing_need_stay_free() -> None:
     bench = Bench("sarathi", order="priority", blocks=200, block=1)
     bench.arrive("a", 10, 20, priority=5)
     bench.iterate()
-    bench.arrive("urgent", 198, 2, priority=0)
-    assert bench.iterate() == {"urgent": 198}
+    bench.arrive("urgent", 199, 1, priority=0)
+    assert bench.iterate() == {"urgent": 199}
     assert bench.steps[-1].preempted == ("a",)
 
 

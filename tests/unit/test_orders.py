@@ -38,6 +38,16 @@ def test_who_is_added_is_yielded_once_and_who_is_removed_is_gone(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ORDERS)
+def test_who_does_not_wait_cannot_be_removed(name: str) -> None:
+    order = ORDERS[name]()
+    order.add(request("waits", tenant="a"))
+    for tenant in ("a", "b"):
+        with pytest.raises(ValueError):  # noqa: PT011 - of `Fair` it is the list's own, with the list's own words
+            order.remove(request("does not", tenant=tenant))
+    assert len(order) == 1
+
+
+@pytest.mark.parametrize("name", ORDERS)
 def test_who_has_been_yielded_may_be_removed_meanwhile(name: str) -> None:
     order = ORDERS[name]()
     for number in range(4):

@@ -114,7 +114,7 @@ class Draft:
             return
         if whole and self.misses_more_than(self.budget.left - self._going_on(victims), head):
             return
-        takes_a_place = bool(victims) or any(may_give_way(other, head, order) for other in reversed(running))
+        takes_a_place = any(may_give_way(other, head, order) for other in reversed(running))  # as every victim may
         for victim in victims:
             self._preempt(victim)
         if takes_a_place:

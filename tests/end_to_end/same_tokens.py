@@ -20,6 +20,8 @@ _LENGTHS = (2, 600, 15, 16, 1, 37, 17, 100, 250, 33, 400, 64)
 _VOCABULARY = 49_000
 _STAGGER_S = 0.05
 _BLOCK = 16
+_LEAVER_TOKENS = 150
+"""More than it gets before it leaves, and no more than the smallest pool holds."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ async def _answers(redis_url: str, wanted: Sequence[Ask]) -> tuple[list[str], li
         leaver = None
         for ask in wanted:
             names += await client.submit(Wanted(ask.prompt, ask.max_tokens))
-            leaver = leaver or (await client.submit(Wanted(ask.prompt, 400)))[0]
+            leaver = leaver or (await client.submit(Wanted(ask.prompt, _LEAVER_TOKENS)))[0]
             await asyncio.sleep(_STAGGER_S)  # arrivals spread over the first iterations: part of what is tried
         assert leaver is not None
         await client.first_token(leaver)

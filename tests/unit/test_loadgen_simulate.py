@@ -37,7 +37,10 @@ MOONCAKE = (
         (("--prompt-tokens", "lognormal:9"), "is not like lognormal:1730:5696"),
         (("--output-tokens", "lognormal:9:3"), "the 90th percentile above it"),
         (("--plan-depth", "5"), "loadgen: --plan-depth: "),
-        (("--model", "gpt-9"), "no model 'gpt-9': neither one of orca-175b, sarathi-yi-34b nor a file"),
+        (
+            ("--model", "gpt-9"),
+            "no model 'gpt-9': neither one of orca-175b, sarathi-yi-34b, smollm2-135m-2-cores nor a file",
+        ),
         (("--lengths", "/no/such.csv"), "loadgen: /no/such.csv cannot be read"),
         (("--lengths", "a", "--trace", "b"), "--trace and --lengths exclude each other"),
         (("--trace", "b", "--arrivals", "at-once"), "--trace and --arrivals at-once exclude each other"),

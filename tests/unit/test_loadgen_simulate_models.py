@@ -80,7 +80,7 @@ def test_what_is_written_is_read_again_and_nonsense_is_not_written(tmp_path: Pat
 
 
 def test_every_model_that_comes_along_says_where_it_comes_from_and_how_much_memory_it_has() -> None:
-    assert bundled_models() == ("orca-175b", "sarathi-yi-34b")
+    assert bundled_models() == ("orca-175b", "sarathi-yi-34b", "smollm2-135m-2-cores")
     for name in bundled_models():
         known = load_model(name)
         assert known.name == name

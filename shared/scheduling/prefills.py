@@ -21,19 +21,30 @@ def feed_prompts(draft: Draft, unfinished: Sequence[Request]) -> None:
     cap = draft.limits.long_prefill_tokens or draft.limits.step_tokens
     share = TokenBudget(cap)
     long_ones = _admit_invited(draft, share, cap)
+    long_ones += _extend(draft, unfinished, share, cap)
+    long_ones += _admit(draft, share, cap)
+    for request in long_ones:
+        if not draft.budget.left:
+            break
+        if request.phase is Phase.RUNNING:
+            draft.extend(request)
+        elif not draft.admit(request):
+            break
+
+
+def _extend(draft: Draft, unfinished: Sequence[Request], share: TokenBudget, cap: int) -> list[Request]:
+    """Feed unfinished prefills in queue order and return the long ones."""
+    long_ones: list[Request] = []
     for request in unfinished:
+        if not draft.budget.left:
+            break
         if request.phase is not Phase.RUNNING:
             continue  # it gave way in this very step
         is_long = draft.misses_more_than(cap, request)
         if is_long:
             long_ones.append(request)
         draft.extend(request, share.take(cap) if is_long else None)
-    long_ones += _admit(draft, share, cap)
-    for request in long_ones:
-        if request.phase is Phase.RUNNING:
-            draft.extend(request)
-        elif not draft.admit(request):
-            break
+    return long_ones
 
 
 def _admit_invited(draft: Draft, share: TokenBudget, cap: int) -> list[Request]:

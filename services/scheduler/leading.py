@@ -34,7 +34,10 @@ from shared.scheduling.planner import Planner
 from shared.scheduling.policies import POLICIES
 
 HELD_S = 1.0
-POLL_S = 0.5
+POLL_S = 1.0
+"""How often the leader looks who lives. A death is noticed at most so long after the beat has run out."""
+FIRST_POLL_S = 0.5
+"""The same while no worker is known: somebody may be waiting for the first."""
 RETRY_S = 0.1
 
 _T = TypeVar("_T")
@@ -53,9 +56,9 @@ class Every:
         """Return whether it is time."""
         return now_s >= self.due_s
 
-    def done(self, now_s: float) -> None:
-        """Begin the next period."""
-        self.due_s = now_s + until_next(self._period_s, now_s)
+    def done(self, now_s: float, *, next_s: float | None = None) -> None:
+        """Begin the next period, for once of another length if one is given."""
+        self.due_s = now_s + until_next(next_s or self._period_s, now_s)
 
 
 @dataclass(slots=True)
@@ -138,7 +141,7 @@ class Leading:
             await self._renew()
         if self._poll.is_due(self._clock()):
             await self._look_around()
-            self._poll.done(self._clock())
+            self._poll.done(self._clock(), next_s=None if self._leader.commands else FIRST_POLL_S)
         if self._held.is_due(self._clock()) or self._leader.held_is_due:
             await self._say_held()
             self._held.done(self._clock())
@@ -156,8 +159,8 @@ class Leading:
     async def _look_around(self) -> None:
         """Claim who is new, lose who is gone, and begin to read the waiting line once it is known who holds what."""
         noticed = self._leader.line.known.noticed
-        workers = await self._patiently(lambda: self._bus.parts(names.members("worker", self._model)))
-        gateways = await self._patiently(lambda: self._bus.parts(names.members("gateway", self._model)))
+        sets = (names.members("worker", self._model), names.members("gateway", self._model))
+        workers, gateways = await self._patiently(lambda: self._bus.parts_of_each(*sets))
         self._gateways = frozenset(gateways)
         now_s = self._clock()
         self._give_up(frozenset(workers), noticed, now_s)

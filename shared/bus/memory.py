@@ -98,12 +98,13 @@ class MemoryBus:
 
     async def parts(self, members: str) -> dict[str, bytes]:
         """Return the registrations of all living parts of a set, by id, and drop the others from the set."""
-        server = await self._reach()
-        ids = server.members(members)
-        beats = {part: server.get(names.beat(part)) for part in sorted(ids)}
-        living = {part: registration for part, registration in beats.items() if registration is not None}
-        ids.intersection_update(living)
+        (living,) = await self.parts_of_each(members)
         return living
+
+    async def parts_of_each(self, *members: str) -> list[dict[str, bytes]]:
+        """Do for several sets in one go what `parts` does for one."""
+        server = await self._reach()
+        return [_living(server, one) for one in members]
 
     async def declare_dead(self, part: str) -> None:
         """Write that a part is dead: it will never beat again under this id."""
@@ -183,6 +184,14 @@ class MemoryBus:
     def _require_open(self) -> None:
         if self._closed:
             raise BusUnavailable("The connection to the memory bus has been closed")
+
+
+def _living(server: MemoryServer, members: str) -> dict[str, bytes]:
+    ids = server.members(members)
+    beats = {part: server.get(names.beat(part)) for part in sorted(ids)}
+    living = {part: registration for part, registration in beats.items() if registration is not None}
+    ids.intersection_update(living)
+    return living
 
 
 def _declare_dead(server: MemoryServer, part: str) -> None:

@@ -114,6 +114,9 @@ class Bus(Protocol):
     async def parts(self, members: str) -> dict[str, bytes]:
         """Return the registrations of all living parts of a set, by id, and drop the others from the set."""
 
+    async def parts_of_each(self, *members: str) -> list[dict[str, bytes]]:
+        """Do for several sets in one go what `parts` does for one."""
+
     async def declare_dead(self, part: str) -> None:
         """Write that a part is dead: it will never beat again under this id."""
 

@@ -119,9 +119,13 @@ class RedisBus:
 
     async def parts(self, members: str) -> dict[str, bytes]:
         """Return the registrations of all living parts of a set, by id, and drop the others from the set."""
-        answer: list[bytes] = await self._run(_PARTS, [members], [names.beat("")])
-        registrations = zip(answer[::2], answer[1::2], strict=True)
-        return {part.decode(): registration for part, registration in sorted(registrations)}
+        (living,) = await self.parts_of_each(members)
+        return living
+
+    async def parts_of_each(self, *members: str) -> list[dict[str, bytes]]:
+        """Do for several sets in one go what `parts` does for one."""
+        answer: list[list[bytes]] = await self._run(_PARTS, members, [names.beat("")])
+        return [_registrations(living) for living in answer]
 
     async def declare_dead(self, part: str) -> None:
         """Write that a part is dead: it will never beat again under this id."""
@@ -208,6 +212,12 @@ def _fact(info: bytes, name: bytes) -> bytes:
     """Return one fact of an INFO answer, empty if it is not there."""
     lines = (line.partition(b":") for line in info.splitlines())
     return next((value for key, _, value in lines if key == name), b"")
+
+
+def _registrations(living: Sequence[bytes]) -> dict[str, bytes]:
+    """Return what stands in turn, ids and registrations, by id."""
+    pairs = zip(living[::2], living[1::2], strict=True)
+    return {part.decode(): registration for part, registration in sorted(pairs)}
 
 
 def _entries(answer: Answer) -> Iterator[Entry]:

@@ -20,6 +20,26 @@ async def test_parts_that_beat_are_found_with_their_registrations(bus: Bus, othe
     assert await other.parts("others") == {}
 
 
+async def test_the_parts_of_several_sets_are_found_in_one_go(
+    bus: Bus, pass_time: Callable[[float], None], eventually: Eventually, members_of: Callable[[str], set[str]]
+) -> None:
+    three = Part("gateway-3", "others")
+    for part in (TWO, ONE, three):
+        await bus.beat(part, part.id.encode())
+    assert await bus.parts_of_each("others", "nobody", "members") == [
+        {"gateway-3": b"gateway-3"},
+        {},
+        {"worker-1": b"worker-1", "worker-2": b"worker-2"},
+    ]
+    pass_time(EXPIRY_S)
+
+    async def gone() -> bool:
+        return await bus.parts_of_each("members", "others") == [{}, {}]
+
+    await eventually(gone)
+    assert members_of("members") == members_of("others") == set()
+
+
 async def test_the_last_registration_counts(bus: Bus) -> None:
     await bus.beat(ONE, b"before")
     await bus.beat(ONE, b"after")

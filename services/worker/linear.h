@@ -1,0 +1,129 @@
+/* Linear layers on packed weights: y = x W^T, with what follows a product in a model done on the way out.
+ *
+ * Weights lie in panels of 32 outputs. A panel is its inputs in order, a *step* of 32 inputs at a time: two tiles, each
+ * 16 rows of a pair of inputs for 16 outputs, `[pair][output][2]`. So a panel is read from memory from its first byte to
+ * its last, and a tile is what AMX multiplies; where there is no AMX, the same bytes are widened to floats.
+ *
+ * A row's sums run over its inputs in one order, whatever else is in the call: rows never change each other's results.
+ * With few rows, reading the weights is all it takes: each thread calls what it works on next from memory early. */
+
+#pragma once
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "attention_vectors.h"
+
+enum { LINEAR_BF16 = 0, LINEAR_INT8 = 1 };
+enum { EPILOGUE_NONE = 0, EPILOGUE_ADD = 1, EPILOGUE_GATED = 2, EPILOGUE_ACTIVATED = 3 };
+enum { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_GELU = 2, ACT_RELU = 3 };
+
+/* Weights, packed: y = x W^T (+ bias). */
+struct linear {
+    int64_t in, out;     /* in: a multiple of 32; out: the true number of outputs, packed zeros fill the last panel */
+    int64_t kind;        /* LINEAR_... */
+    const void *packed;  /* 64-byte aligned */
+    const float *scales; /* LINEAR_INT8: one for each output and each group of inputs; else NULL */
+    const float *bias;   /* [out] or NULL */
+};
+
+struct linear_call {
+    const struct linear *w;
+    const uint16_t *x; /* bfloat16 [rows][in]; may be read up to rows rounded up to 16: those rows may be anything */
+    int64_t x_stride;  /* strides count elements */
+    void *y;           /* bfloat16 or float; only true rows and outputs are written */
+    int64_t y_stride, y_is_float;
+    const uint16_t *add; /* EPILOGUE_ADD: bfloat16, added before rounding; may be y itself */
+    int64_t add_stride;
+    int64_t rows, epilogue;
+    int64_t activation; /* GATED: W has gate and up interleaved, 16 rows by 16; y = act(gate) * up has out / 2 columns */
+};
+
+#define PANEL 32 /* outputs */
+#define STEP 32  /* inputs */
+#define TILE 1024
+#define STEP_BYTES (2 * TILE)
+#define ROW_BLOCK 32    /* rows that are multiplied at a time */
+#define GROUP_BLOCKS 16 /* row blocks that share what has been made of a panel */
+
+#include "linear_stream.h"
+#include "linear_pack.h"
+#include "linear_epilogue.h"
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && !defined(LINEAR_NO_AMX)
+#include "linear_amx.h"
+#else
+#include "linear_vectors.h"
+#endif
+
+#define CHUNK_STEPS 64     /* steps of a panel that are multiplied by one row block after the other */
+#define INT8_FEW_STEPS 8   /* the same for a single block: what has been widened stays in the first cache */
+
+struct linear_scratch {
+    float sums[GROUP_BLOCKS][ROW_BLOCK * PANEL] __attribute__((aligned(64)));
+    uint16_t widened[CHUNK_STEPS * STEP_BYTES / 2] __attribute__((aligned(64)));
+};
+
+struct linear_task {
+    const struct linear_call *call;
+    struct linear_stream stream;
+    struct linear_scratch *scratch;
+    int64_t blocks; /* of all rows */
+};
+
+/* Steps [from, to) of a panel, as bfloat16. */
+static const char *linear_chunk(struct linear_task *task, int64_t panel, int64_t from, int64_t to) {
+    const struct linear *w = task->call->w;
+    const char *packed = (const char *)w->packed + panel * linear_panel_bytes(w->in, w->kind);
+    if (w->kind == LINEAR_BF16) return packed + from * STEP_BYTES;
+    const float *scales = w->scales + panel * linear_groups(w->in) * PANEL;
+    linear_widen((const int8_t *)packed, scales, from, to, task->scratch->widened, &task->stream,
+                 task->blocks == 1 ? STEP_BYTES / 2 / 64 : 0);
+    return (const char *)task->scratch->widened;
+}
+
+static int64_t linear_chunk_steps(const struct linear_task *task) {
+    const struct linear *w = task->call->w;
+    if (task->blocks > 1) return CHUNK_STEPS;
+    return w->kind == LINEAR_BF16 ? w->in / STEP : INT8_FEW_STEPS;
+}
+
+/* Row blocks [first, end) of one panel; their sums wait in scratch from chunk to chunk. */
+static void linear_group(struct linear_task *task, int64_t panel, int64_t first, int64_t end) {
+    const struct linear_call *call = task->call;
+    int64_t steps = call->w->in / STEP, each = linear_chunk_steps(task);
+    int64_t lines = linear_panel_bytes(STEP, call->w->kind) / 64;
+    int ahead = task->blocks > 1 || call->w->kind == LINEAR_BF16 ? (int)((lines + task->blocks - 1) / task->blocks) : 0;
+    for (int64_t from = 0; from < steps; from += each) {
+        int64_t to = from + each < steps ? from + each : steps;
+        const char *weights = linear_chunk(task, panel, from, to);
+        for (int64_t block = first; block < end; block++) {
+            int64_t row = block * ROW_BLOCK, rows = call->rows - row < ROW_BLOCK ? call->rows - row : ROW_BLOCK;
+            float *sums = task->scratch->sums[each < steps ? block - first : 0];
+            linear_rows(rows, call->x + row * call->x_stride + from * STEP, call->x_stride, weights, to - from, sums,
+                        from > 0, &task->stream, ahead);
+            if (to == steps) linear_finish(call, panel, row, rows, sums);
+        }
+    }
+}
+
+static void linear_panel(struct linear_task *task, int64_t panel) {
+    for (int64_t block = 0; block < task->blocks; block += GROUP_BLOCKS)
+        linear_group(task, panel, block, block + GROUP_BLOCKS < task->blocks ? block + GROUP_BLOCKS : task->blocks);
+}
+
+/* Each thread of the team calls this with the same call and the same counter, which was 0 before; barriers are the
+ * caller's. */
+static void linear_work(const struct linear_call *call, _Atomic int64_t *taken) {
+    struct linear_scratch scratch;
+    struct linear_task task = {.call = call, .scratch = &scratch, .blocks = (call->rows + ROW_BLOCK - 1) / ROW_BLOCK};
+    if (call->rows <= 0) return;
+    int64_t panel_bytes = linear_panel_bytes(call->w->in, call->w->kind);
+    linear_stream_begin(&task.stream, call->w, taken, task.blocks > 1);
+    int64_t first, end;
+    while (linear_stream_next(&task.stream, &first, &end))
+        for (int64_t panel = first; panel < end; panel++) {
+            task.stream.due += panel_bytes;
+            linear_panel(&task, panel);
+        }
+}

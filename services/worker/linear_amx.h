@@ -1,0 +1,71 @@
+/* Up to 32 rows against steps of a panel, in AMX tiles: 2 x 2 of sums, as wide as there are tiles for. Included by
+ * linear.h. */
+
+#pragma once
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LINEAR_VARIANT "amx"
+
+/* Tiles: sums of the upper rows 0, 1, of the lower rows 2, 3; rows of x 4, 5; weights 6, 7. */
+INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
+                         float *sums, int is_more, struct linear_stream *stream, int lines) {
+    const int width = PANEL * sizeof(float);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (is_more) {
+        _tile_loadd(0, sums, width);
+        _tile_loadd(1, sums + 16, width);
+        if (is_two) _tile_loadd(2, sums + 16 * PANEL, width);
+        if (is_two) _tile_loadd(3, sums + 16 * PANEL + 16, width);
+    }
+    for (int64_t step = 0; step < steps; step++, x += STEP, weights += STEP_BYTES) {
+        linear_stream_call(stream, lines);
+        _tile_loadd(4, x, x_stride * 2);
+        _tile_loadd(6, weights, 64);
+        _tile_loadd(7, weights + TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (is_two) {
+            _tile_loadd(5, x + 16 * x_stride, x_stride * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums, width);
+    _tile_stored(1, sums + 16, width);
+    if (is_two) _tile_stored(2, sums + 16 * PANEL, width);
+    if (is_two) _tile_stored(3, sums + 16 * PANEL + 16, width);
+}
+
+/* sums[row][output] = (is_more: what it was, else 0) + x W^T over some steps. */
+static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
+                        float *sums, int is_more, struct linear_stream *stream, int lines) {
+    if (rows > 16) linear_tiles(1, x, x_stride, weights, steps, sums, is_more, stream, lines);
+    else linear_tiles(0, x, x_stride, weights, steps, sums, is_more, stream, lines);
+}
+
+/* Returns 0 if this process may use the tiles. */
+static int linear_init(void) {
+    const long ask_for_state = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, ask_for_state, tile_data) ? 1 : 0;
+}
+
+static void linear_thread_begin(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        shape.row_bytes[tile] = 64;
+        shape.rows[tile] = 16;
+    }
+    _tile_loadconfig(&shape);
+}
+
+static void linear_thread_end(void) { _tile_release(); }

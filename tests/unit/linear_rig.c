@@ -1,0 +1,34 @@
+/* Linear layers one after the other on torch's threads, for tests and benchmarks. */
+
+#include <stdlib.h>
+
+#include "../../services/worker/linear_outside.h"
+
+typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
+
+struct round {
+    const struct linear_call *calls;
+    int64_t count;
+    _Atomic int64_t *taken;
+    void (*wait_for_team)(void);
+};
+
+static void play(void *given) {
+    struct round *round = given;
+    linear_thread_begin();
+    for (int64_t at = 0; at < round->count; at++) {
+        linear_work(round->calls + at, round->taken + at);
+        round->wait_for_team();
+    }
+    linear_thread_end();
+}
+
+/* Returns 0, 1 if the processor's tiles may not be used, 2 if there is no memory. */
+int rig_run(parallel_function parallel, void (*barrier)(void), const struct linear_call *calls, int64_t count) {
+    struct round round = {calls, count, calloc((size_t)count, sizeof(_Atomic int64_t)), barrier};
+    if (!round.taken) return 2;
+    int refused = linear_init();
+    if (!refused) parallel(play, &round, 0, 0);
+    free((void *)round.taken);
+    return refused;
+}

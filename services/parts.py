@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from services.supervision import Part
 from shared.protocol import names
 from shared.runtime.settings import UpSettings
@@ -31,7 +33,7 @@ def service_parts(settings: UpSettings, *, redis_url: str, port: int) -> tuple[P
     environment = _environment(settings.model_copy(update=given))
     workers = ["worker"] if settings.workers == 1 else [f"worker {number + 1}" for number in range(settings.workers)]
     inner = [_part("scheduler", "scheduler", environment), *(_part(name, "worker", environment) for name in workers)]
-    return _part("gateway", "gateway", environment), tuple(inner)
+    return _part("gateway", "gateway", environment | _secrets(settings)), tuple(inner)
 
 
 def _part(name: str, kind: names.Kind, environment: Mapping[str, str]) -> Part:
@@ -42,12 +44,27 @@ def _part(name: str, kind: names.Kind, environment: Mapping[str, str]) -> Part:
 
 def _environment(settings: UpSettings) -> dict[str, str]:
     """Return this process's environment with all settings as variables: complete, and no quoting."""
-    ours = {f"SLIPSTREAM_{name.upper()}": value for name, value in settings.model_dump().items()}
+    ours = {_variable(name): value for name, value in settings.model_dump().items()}
     environment = {name: value for name, value in os.environ.items() if name.upper() not in ours}
-    environment |= {name: str(value) for name, value in ours.items() if value is not None}
+    environment |= {
+        name: str(value) for name, value in ours.items() if value is not None and not isinstance(value, SecretStr)
+    }
     if not _is_installed():
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
     return environment
+
+
+def _secrets(settings: UpSettings) -> dict[str, str]:
+    """Return what only the gateway may know, as variables."""
+    return {
+        _variable(name): value.get_secret_value()
+        for name, value in settings.model_dump().items()
+        if isinstance(value, SecretStr)
+    }
+
+
+def _variable(name: str) -> str:
+    return f"SLIPSTREAM_{name.upper()}"
 
 
 def _is_installed() -> bool:

@@ -6,9 +6,13 @@
     ├─ RequestRejected            the client's fault: an HTTP status, an OpenAI error code, the field
     │  ├─ InvalidParameter        400, a field has a value that we cannot take
     │  ├─ PromptTooLong           400, context_length_exceeded
-    │  └─ UnknownModel            404, model_not_found
+    │  ├─ UnknownModel            404, model_not_found
+    │  ├─ InvalidKey              401, invalid_api_key
+    │  └─ BodyTooLarge            413, request_too_large
     ├─ Unavailable                ours; the client may try again after ``retry_after_s``
     │  ├─ Overloaded              429, the waiting line is full
+    │  │  └─ KeyLimited           429, rate_limit_exceeded: the line has room, but not for this key
+    │  ├─ QueuedTooLong           408, queue_timeout: it has waited for longer than anybody shall
     │  └─ NotServing              503, no worker, draining, or no word from the scheduler
     ├─ GenerationFailed           500, this request failed while it ran
     ├─ ProtocolError              a message that we cannot read → dead letter, counted, logged once
@@ -53,6 +57,20 @@ class UnknownModel(RequestRejected):
     code = "model_not_found"
 
 
+class InvalidKey(RequestRejected):
+    """The request brings no key, or one that is not known here. No text of ours ever repeats it."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class BodyTooLarge(RequestRejected):
+    """The body has more bytes, or more values, than are read."""
+
+    status = 413
+    code = "request_too_large"
+
+
 class Unavailable(ServingError):
     """Ours, and passing: the same request may succeed after ``retry_after_s`` seconds."""
 
@@ -66,6 +84,19 @@ class Overloaded(Unavailable):
 
     status = 429
     code = "queue_full"
+
+
+class KeyLimited(Overloaded):
+    """As much as its key allows is under way or waits already."""
+
+    code = "rate_limit_exceeded"
+
+
+class QueuedTooLong(Unavailable):
+    """The request has waited for its first token for longer than anybody shall."""
+
+    status = 408
+    code = "queue_timeout"
 
 
 class NotServing(Unavailable):

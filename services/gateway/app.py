@@ -1,93 +1,120 @@
-"""The HTTP application: its routes, and how it listens."""
+"""The HTTP application: its routes, who gets in, and how it listens."""
 
 import errno
 import logging
 import socket
+from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from services.gateway.access import Access, Turnstile, tenant_at
 from services.gateway.bodies import ChatBody, CompletionBody
-from services.gateway.connections import Runner
+from services.gateway.connections import Bounds, Runner
+from services.gateway.cors import Cors
 from services.gateway.desk import Desk
-from services.gateway.errors import errors_as_json
-from services.gateway.formats import ChatFormat, CompletionFormat, Model, ModelList, Ready, to_json
+from services.gateway.errors import Handler, Refusals
+from services.gateway.facts import Facts, json_response
+from services.gateway.formats import ChatFormat, CompletionFormat
 from services.gateway.generate import Generation
+from services.gateway.keys import KeyRing
+from services.gateway.openapi import document
 from services.gateway.request_ids import add_request_id
-from shared.errors import StartupError, UnknownModel
+from services.gateway.token_routes import TokenRoutes
+from shared.errors import KeyLimited, StartupError
 
 log = structlog.get_logger()
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
-HEADERS_S = 30.0
-"""What a client gets to bring the headers of a request; after them the body has a bound of its own."""
 SHUTDOWN_S = 2.0
 """What handlers get to write their last event once their answers are over."""
+MAY_BE_OPENED = frozenset({"/metrics", "/openapi.json", "/v1/models"})
 
 
-class Facts:
-    """The routes that only tell what is so."""
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Whom an application lets in, and from where."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    keys: KeyRing
+    open_paths: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
 
-    async def health(self, request: web.Request) -> web.Response:  # noqa: ARG002 - the signature of a handler
-        """Say that this process is alive."""
-        return _json(b'{"status":"ok"}')
-
-    async def ready(self, request: web.Request) -> web.Response:  # noqa: ARG002 - the signature of a handler
-        """Say whether a request would be served now; from memory, so that load never delays it."""
-        why = self._desk.pool.why_not_serving(self._desk.clock())
-        return _json(to_json(Ready(ready=why is None, reason=why)), status=200 if why is None else 503)
-
-    async def models(self, request: web.Request) -> web.Response:  # noqa: ARG002 - the signature of a handler
-        """List the one model of this pool."""
-        return _json(to_json(ModelList([self._model()])))
-
-    async def model(self, request: web.Request) -> web.Response:
-        """Describe one model."""
-        name = request.match_info["name"]
-        if name != self._desk.model:
-            raise UnknownModel(f"the model {name[:256]!r} does not exist here", param="model")
-        return _json(to_json(self._model()))
-
-    def _model(self) -> Model:
-        desk = self._desk
-        return Model(desk.model, desk.created, desk.model, desk.pool.length_served or None)
+    def __post_init__(self) -> None:
+        closed = sorted(self.open_paths - MAY_BE_OPENED)
+        if closed:
+            raise StartupError(f"--open-paths: {closed[0]} cannot be opened: only {', '.join(sorted(MAY_BE_OPENED))}")
 
 
-def make_app(desk: Desk) -> web.Application:
+def make_app(desk: Desk, entrance: Entrance) -> web.Application:
     """Return the application with all routes."""
-    facts = Facts(desk)
-    app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
+    cors, access = Cors(entrance.origins), Access(entrance.keys, entrance.open_paths)
+    app = web.Application(
+        middlewares=[cors.middleware, Refusals(desk.metrics).middleware, access.middleware],
+        client_max_size=desk.intake.max_body_bytes,
+    )
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(cors.add_headers)
+    facts, tokens, gate = Facts(desk), TokenRoutes(desk), _Gate(desk)
+    openapi = document(needs_key=not entrance.keys.is_open)
+
+    async def tell_openapi(_: web.Request) -> web.Response:
+        return json_response(openapi)
+
     app.add_routes(
         [
-            web.post("/v1/chat/completions", Generation(desk, ChatBody, ChatFormat(), "chatcmpl").handle),
-            web.post("/v1/completions", Generation(desk, CompletionBody, CompletionFormat(), "cmpl").handle),
+            web.post("/v1/chat/completions", gate.of(Generation(desk, ChatBody, ChatFormat(), "chatcmpl").handle)),
+            web.post("/v1/completions", gate.of(Generation(desk, CompletionBody, CompletionFormat(), "cmpl").handle)),
+            web.post("/tokenize", tokens.tokenize),
+            web.post("/detokenize", tokens.detokenize),
             web.get("/v1/models", facts.models),
             web.get("/v1/models/{name:.+}", facts.model),
             web.get("/health", facts.health),
             web.get("/ready", facts.ready),
             web.get("/metrics", make_aiohttp_handler(desk.metrics.registry)),
+            web.get("/openapi.json", tell_openapi),
         ]
     )
     return app
 
 
-def make_runner(app: web.Application, *, headers_s: float = HEADERS_S) -> web.AppRunner:
+class _Gate:
+    """Lets a client's request pass to a route that generates while it has fewer under way than it may."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._metrics = desk.metrics
+        self._turnstile = Turnstile()
+        desk.metrics.show("http_requests_open", "Requests under way here.", lambda: self._turnstile.under_way)
+
+    def of(self, route: Handler) -> Handler:
+        async def pass_through(request: web.Request) -> web.StreamResponse:
+            try:
+                passing = self._turnstile.enter(tenant_at(request))
+            except KeyLimited:
+                self._metrics.finished("rejected")
+                raise
+            with passing:
+                return await route(request)
+
+        return pass_through
+
+
+def make_runner(app: web.Application, bounds: Bounds) -> web.AppRunner:
     """Return the runner of production."""
-    return Runner(app, headers_s=headers_s, shutdown_s=SHUTDOWN_S, access_log=None, logger=_server_logger())
+    return Runner(app, bounds=bounds, shutdown_s=SHUTDOWN_S, access_log=None, logger=_server_logger())
 
 
 class _OneLine(logging.Handler):
-    """What aiohttp says of a connection, as one event: it would write a traceback for every malformed request."""
+    """What aiohttp says of a connection, as one event: it would write a traceback for every malformed request.
+
+    Of such a request only the kind of its fault is kept: aiohttp quotes the line, and a key may stand in it.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the record."""
         error = record.exc_info[1] if record.exc_info else None
-        log.info("http_refused", what=record.getMessage(), error=repr(error)[:200])
+        told = type(error).__name__ if isinstance(error, HttpProcessingError) else repr(error)[:200]
+        log.info("http_refused", what=record.getMessage(), error=told)
 
 
 def _server_logger() -> logging.Logger:
@@ -108,7 +135,3 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> int:
         raise
     bound: int = runner.addresses[0][1]
     return bound
-
-
-def _json(body: bytes, *, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")

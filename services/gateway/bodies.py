@@ -132,7 +132,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that are known but not served, and the values of them that ask for nothing; ``null`` always does."""
 
-_Body = TypeVar("_Body", bound=GenerationBody)
+_Body = TypeVar("_Body", bound=Struct)
 
 
 def read_body(kind: type[_Body], data: bytes) -> _Body:

@@ -6,15 +6,31 @@ connection is idle.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 
-from services.gateway.errors import answer_to_http, answer_to_malformed
+from services.gateway.errors import answer_to_http, answer_to_malformed, code_of_malformed
 from services.gateway.request_ids import HEADER, request_id_of
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a client may take of a connection, and who is told when it takes more."""
+
+    headers_s: float = 30.0
+    """For the headers of a request; after them the body has a bound of its own."""
+    header_bytes: int = 8190
+    send_s: float = 30.0
+    """For taking the next piece of an answer."""
+    on_refused: Callable[[str], None] = lambda _: None
+    """Told the code of a refusal that no route knows of."""
+    on_dropped: Callable[[], None] = lambda: None
 
 
 class Connection(web.RequestHandler):
@@ -23,9 +39,9 @@ class Connection(web.RequestHandler):
     They count from its opening, later from the first byte of the next request; between requests it may be idle.
     """
 
-    def __init__(self, server: "Connections", *, headers_s: float, **how: Any) -> None:
-        super().__init__(server, **how)
-        self._headers_s = headers_s
+    def __init__(self, server: "Connections", *, bounds: Bounds, **how: Any) -> None:
+        super().__init__(server, max_line_size=bounds.header_bytes, max_field_size=bounds.header_bytes, **how)
+        self._bounds = bounds
         self._deadline: asyncio.TimerHandle | None = None
         self._is_answering = False
 
@@ -56,8 +72,15 @@ class Connection(web.RequestHandler):
         """Write the end of an answer; a refusal by aiohttp itself becomes one of ours."""
         if isinstance(resp, web.HTTPException):
             resp = _with_id(request, answer_to_http(request, resp))
+        bound = asyncio.timeout(self._bounds.send_s)
         try:
-            return await super().finish_response(request, resp, start_time)
+            async with bound:
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            self._drop(request)
+            return resp, True
         finally:
             self._is_answering = False
 
@@ -66,14 +89,17 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Answer what aiohttp cannot read, or what went wrong outside the application, and close the connection."""
         super().handle_error(request, status, exc, message)  # logs it; raises if an answer has already begun
-        response = _with_id(request, answer_to_malformed(status, message))
+        if isinstance(exc, LineTooLong):
+            status = web.HTTPRequestHeaderFieldsTooLarge.status_code
+        self._bounds.on_refused(code_of_malformed(status))
+        response = _with_id(request, answer_to_malformed(status, exc))
         response.force_close()
         return response
 
     def _await_headers(self) -> None:
         if self._deadline is None:
             loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self._headers_s, self._give_up)
+            self._deadline = loop.call_later(self._bounds.headers_s, self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:
@@ -81,37 +107,44 @@ class Connection(web.RequestHandler):
             self._deadline = None
 
     def _give_up(self) -> None:
-        log.info("http_refused", what="the headers did not arrive in time", waited_s=self._headers_s)
+        log.info("http_refused", what="the headers did not arrive in time", waited_s=self._bounds.headers_s)
         self.force_close()
+
+    def _drop(self, request: web.BaseRequest) -> None:
+        """Cut off a client that does not take its answer: what is left of it is not kept for it."""
+        log.info("client_lost", http_id=request_id_of(request), error="TimeoutError")
+        self._bounds.on_dropped()
+        if self.transport is not None:
+            self.transport.abort()
 
 
 class Connections(web.Server):
     """Makes the connections of an application out of the server that aiohttp has made for it."""
 
-    def __init__(self, server: web.Server, *, headers_s: float, **how: Any) -> None:
+    def __init__(self, server: web.Server, *, bounds: Bounds, **how: Any) -> None:
         super().__init__(
             _noting_headers(server.request_handler),
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
         )
-        self._headers_s = headers_s
+        self._bounds = bounds
         self._how = how
 
     def __call__(self) -> web.RequestHandler:
         """Return the protocol of a new connection."""
-        return Connection(self, headers_s=self._headers_s, loop=asyncio.get_running_loop(), **self._how)
+        return Connection(self, bounds=self._bounds, loop=asyncio.get_running_loop(), **self._how)
 
 
 class Runner(web.AppRunner):
     """The runner of production: a client that leaves cancels its handler, which is off by default."""
 
-    def __init__(self, app: web.Application, *, headers_s: float, shutdown_s: float, **how: Any) -> None:
+    def __init__(self, app: web.Application, *, bounds: Bounds, shutdown_s: float, **how: Any) -> None:
         super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_s)
-        self._headers_s = headers_s
+        self._bounds = bounds
         self._how = how
 
     async def _make_server(self) -> web.Server:
-        return Connections(await super()._make_server(), headers_s=self._headers_s, **self._how)
+        return Connections(await super()._make_server(), bounds=self._bounds, **self._how)
 
 
 _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

@@ -11,10 +11,12 @@ from services.gateway.answer import Answer, Wanted
 from services.gateway.asked import check, limits_of, prompt_ids_of, sampling_of, stops_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.door import Door
+from services.gateway.intake import Intake
 from services.gateway.metrics import Metrics, Reason
 from services.gateway.ongoing import News, Ongoing
 from services.gateway.owed import Owed
 from services.gateway.pool import Pool
+from services.gateway.tenants import Tenant
 from services.gateway.tokenizer import AnswerText
 from shared.errors import NotServing, RequestRejected, UnknownModel
 from shared.ids import RequestId
@@ -32,7 +34,7 @@ class Newcomer:
     """What is known of a request beside its body."""
 
     request: RequestId
-    tenant: str
+    tenant: Tenant
     started_s: float
 
 
@@ -47,11 +49,15 @@ class Desk:
     metrics: Metrics
     clock: Clock
     door: Door
+    intake: Intake
+    max_queued_tokens: int
+    send_timeout_s: float
     tokenising: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TOKENISED_AT_A_TIME))
 
     async def take_in(self, body: ChatBody | CompletionBody, newcomer: Newcomer) -> Ongoing:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
         check(body)
+        newcomer.tenant.check_priority(body.priority)
         if body.model != self.model:
             raise UnknownModel(f"the model {body.model[:256]!r} does not exist here", param="model")
         tokenizer = self.pool.serving(self.clock())
@@ -68,11 +74,12 @@ class Desk:
             body.ignore_eos,
             tokenizer.eos_ids,
             priority=body.priority,
-            tenant=newcomer.tenant,
+            tenant=newcomer.tenant.name,
             cache_salt=body.cache_salt or "",
         )
         text = AnswerText(tokenizer.detokenizer(), stops_of(body))
         self.pool.serving(self.clock())  # the drain may have begun meanwhile
+        self.owed.queued.check_room(newcomer.tenant, len(prompt_ids), self.max_queued_tokens)
         return Ongoing(Answer(wanted), text, started_s=newcomer.started_s)
 
     async def first_news(self, ongoing: Ongoing) -> News | None:

@@ -1,12 +1,13 @@
 """The two routes that generate: read, admit, and write the answer as one object or as a stream."""
 
-import asyncio
 import secrets
+from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
 from aiohttp import web
 
+from services.gateway.access import tenant_at
 from services.gateway.bodies import ChatBody, CompletionBody, StreamOptions, read_body
 from services.gateway.desk import Desk, Newcomer
 from services.gateway.errors import envelope
@@ -14,12 +15,9 @@ from services.gateway.formats import CachedTokens, Format, Head, Usage, to_json
 from services.gateway.ongoing import News, Ongoing
 from services.gateway.request_ids import request_id_of
 from services.gateway.sse import EventStream
-from services.gateway.tenants import tenant_of
 from shared.errors import GenerationFailed
 from shared.ids import RequestId
 from shared.runtime.clock import wall_clock_s
-
-BODY_S = 60.0
 
 log = structlog.get_logger()
 
@@ -51,14 +49,9 @@ class Generation(Generic[_Body]):
 
     async def _take_in(self, request: web.Request) -> tuple[_Body, Ongoing]:
         started_s = self._desk.clock()
-        try:
-            async with asyncio.timeout(BODY_S):
-                data = await request.read()
-        except TimeoutError:
-            raise web.HTTPRequestTimeout(reason="the body did not arrive in time") from None
-        body = read_body(self._body, data)
+        body = await self._desk.intake.read(request, partial(read_body, self._body))
         own_id = RequestId(f"{self._prefix}-{secrets.token_hex(12)}")
-        newcomer = Newcomer(own_id, tenant_of(request.headers.get("Authorization")), started_s)
+        newcomer = Newcomer(own_id, tenant_at(request), started_s)
         return body, await self._desk.take_in(body, newcomer)
 
     async def _answer(self, request: web.Request, body: _Body, ongoing: Ongoing) -> web.StreamResponse:
@@ -84,12 +77,14 @@ class Generation(Generic[_Body]):
     async def _stream(
         self, request: web.Request, head: Head, ongoing: Ongoing, news: News | None
     ) -> web.StreamResponse:
-        stream = EventStream()
+        stream = EventStream(send_timeout_s=self._desk.send_timeout_s)
         await stream.response.prepare(request)
         async with stream.response:
             try:
                 await self._write_or_say_why(stream, head, ongoing, news)
             except OSError as error:  # the connection is gone, or took nothing for too long
+                if isinstance(error, TimeoutError):
+                    self._desk.metrics.dropped()
                 log.info("client_lost", request=head.id, error=type(error).__name__)
         return stream.response
 

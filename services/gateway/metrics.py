@@ -1,5 +1,6 @@
 """The gateway's metrics, in a registry of their own. This is the one place that counts."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -62,6 +63,10 @@ class Metrics:
         self._finished = Counter(
             "slipstream_requests_finished", "Requests by outcome.", ["reason"], registry=self.registry
         )
+        self._refused = Counter(
+            "slipstream_http_errors", "Answers that say no, by the code in them.", ["code"], registry=self.registry
+        )
+        self._dropped = self._counter("clients_dropped", "Clients that took nothing of their answer for too long.")
         for reason in REASONS:
             self._finished.labels(reason)
 
@@ -90,6 +95,18 @@ class Metrics:
     def finished(self, reason: Reason) -> None:
         """Count a request, once, whatever it went through."""
         self._finished.labels(reason).inc()
+
+    def refused(self, code: str) -> None:
+        """Count an answer that says no, by the code of its error: each limit has its own."""
+        self._refused.labels(code).inc()
+
+    def dropped(self) -> None:
+        """Count a client that was dropped because it took nothing."""
+        self._dropped.inc()
+
+    def show(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+        """Show a figure that is asked for whenever somebody looks."""
+        self._gauge(name, help_text).set_function(value)
 
     def unreadable(self) -> None:
         """Count a message that could not be read."""

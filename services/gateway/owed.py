@@ -18,6 +18,7 @@ import structlog
 from services.gateway.answer import Lost
 from services.gateway.ongoing import Ongoing
 from services.gateway.outbox import Outbox
+from services.gateway.queued import Queued, Waiting
 from shared.errors import GenerationFailed, NotServing, PromptTooLong, ServingError
 from shared.ids import START, RequestId, WorkerId
 from shared.protocol.messages import Held, RequestRefused, TokenBatch, TokenRow
@@ -29,6 +30,7 @@ class Owed:
     """Requests from their submission until their answer is whole, failed, or nobody waits for it any more."""
 
     def __init__(self, outbox: Outbox) -> None:
+        self.queued = Queued()
         self._outbox = outbox
         self._ongoing: dict[RequestId, Ongoing] = {}
         self._just_ended: set[RequestId] = set()
@@ -53,8 +55,10 @@ class Owed:
 
     def add(self, ongoing: Ongoing) -> None:
         """Owe an answer: its request is written next."""
-        request = ongoing.answer.wanted.request
+        wanted = ongoing.answer.wanted
+        request = wanted.request
         self._ongoing[request] = ongoing
+        self.queued.join(request, Waiting(wanted.tenant, len(wanted.prompt_ids), ongoing.started_s))
         self._nothing_owed.clear()
         self._outbox.submit(request)
 
@@ -138,6 +142,8 @@ class Owed:
         if isinstance(heard, Lost):
             self._lost(ongoing, heard)
             return 0
+        if heard.token_ids:
+            self.queued.leave(row.request)
         if ongoing.is_over and heard.finish is None:
             self._cancel(ongoing)  # a stop string: the worker does not know of it
         elif ongoing.is_over:
@@ -171,6 +177,7 @@ class Owed:
 
     def _ended(self, request: RequestId) -> None:
         self._just_ended.add(request)
+        self.queued.leave(request)
         del self._ongoing[request]
         if not self._ongoing:
             self._nothing_owed.set()

@@ -5,10 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from services.gateway.app import listen, make_app, make_runner
+from services.gateway.app import Entrance, listen, make_app, make_runner
+from services.gateway.connections import Bounds
 from services.gateway.desk import Desk
 from services.gateway.door import Door
 from services.gateway.finder import TokenizerFinder
+from services.gateway.intake import Intake
+from services.gateway.keys import KeyRing, read_keys
 from services.gateway.lives import Lives
 from services.gateway.metrics import Metrics
 from services.gateway.owed import Owed
@@ -17,12 +20,13 @@ from services.gateway.reader import Reader
 from services.gateway.writer import Writer
 from shared.bus.port import Bus
 from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable, NotServing
+from shared.errors import BusUnavailable, NotServing, QueuedTooLong
 from shared.runtime.clock import Clock, monotonic, until_next, wall_clock_s
 from shared.runtime.part import wait_for_bus
 from shared.runtime.settings import GatewaySettings
 
 WATCH_S = 1.0
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 FLUSH_S = 2.0
 
 log = structlog.get_logger()
@@ -46,9 +50,17 @@ async def serve_on(
     on_listening: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Serve on this bus; ``on_listening`` is told the port."""
+    entrance = _entrance(settings)
     gateway = _Gateway(bus, settings, clock)
     await wait_for_bus(bus, stopping)
-    runner = make_runner(make_app(gateway.desk))
+    metrics = gateway.desk.metrics
+    bounds = Bounds(
+        header_bytes=settings.max_header_bytes,
+        send_s=settings.send_timeout_s,
+        on_refused=metrics.refused,
+        on_dropped=metrics.dropped,
+    )
+    runner = make_runner(make_app(gateway.desk, entrance), bounds)
     await runner.setup()
     try:
         port = await listen(runner, settings.host, settings.port)
@@ -60,18 +72,52 @@ async def serve_on(
             await runner.cleanup()
 
 
+def _entrance(settings: GatewaySettings) -> Entrance:
+    keys = _keys(settings)
+    if keys.is_open and settings.host not in LOOPBACK:
+        log.warning("open_to_everybody", host=settings.host)
+    return Entrance(keys, _listed(settings.open_paths), _listed(settings.cors_origins))
+
+
+def _keys(settings: GatewaySettings) -> KeyRing:
+    key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    return read_keys(key, settings.api_key_file, settings.max_streams_per_key)
+
+
+def _listed(text: str) -> frozenset[str]:
+    return frozenset(filter(None, (part.strip() for part in text.split(","))))
+
+
 class _Gateway:
     """The parts of one gateway and the tasks that run them."""
 
     def __init__(self, bus: Bus, settings: GatewaySettings, clock: Clock) -> None:
         model, metrics, self._pool = settings.model_name, Metrics(), Pool()
         self._drain_s = settings.drain_s
+        self._max_queue_s = settings.max_queue_s
         self._clock = clock
         self._writer = Writer(bus, model, max_queue=settings.max_queue, metrics=metrics)
         self._owed: Owed = self._writer.owed
         self._lives = Lives(bus, model, self._writer, Reader(bus, self._owed, self._pool, metrics, clock))
         self._finder = TokenizerFinder(bus, model, self._pool)
-        self.desk = Desk(model, wall_clock_s(), self._pool, self._owed, metrics, clock, Door(settings.max_queue))
+        intake = Intake(settings.max_body_bytes)
+        metrics.show("queued_tokens", "Tokens of prompts that wait here.", lambda: self._owed.queued.tokens)
+        metrics.show(
+            "queued_requests", "Requests that wait here for their first token.", lambda: len(self._owed.queued)
+        )
+        metrics.show("body_bytes", "Bytes of bodies that are being read.", lambda: intake.held_bytes)
+        self.desk = Desk(
+            model,
+            wall_clock_s(),
+            self._pool,
+            self._owed,
+            metrics,
+            clock,
+            Door(settings.max_queue),
+            intake,
+            settings.max_queued_tokens,
+            settings.send_timeout_s,
+        )
 
     async def run(self, stopping: asyncio.Event, close_http: Callable[[], Awaitable[None]]) -> None:
         """Run until stopping is set, then drain. The socket stays open meanwhile: who asks is told."""
@@ -89,12 +135,17 @@ class _Gateway:
         await self._leave()
 
     async def _watch(self) -> None:
-        """End every answer when the scheduler has been silent for too long."""
+        """End every answer when the scheduler has been silent for too long, and what has waited for too long."""
         while True:
+            self._end_overdue()
             if len(self._owed) and self._pool.silence_s(self._clock()) > SILENT_S:
                 log.error("scheduler_silent", owed=len(self._owed))
                 self._owed.fail_all(NotServing(f"there was no word from a scheduler for {SILENT_S:.0f} s"))
             await asyncio.sleep(until_next(WATCH_S, monotonic()))
+
+    def _end_overdue(self) -> None:
+        for request in self._owed.queued.since_before(self._clock() - self._max_queue_s):
+            self._owed.fail(request, QueuedTooLong(f"there was no token within {self._max_queue_s:g} s"))
 
     async def _drain(self) -> None:
         """Refuse newcomers, give running answers their time, then end them with an error."""

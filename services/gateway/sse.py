@@ -2,14 +2,14 @@
 
 from aiohttp_sse import EventSourceResponse
 
-SEND_TIMEOUT_S = 30.0
-"""A client that takes nothing for so long is dropped; until then its text waits in one piece, not in a queue."""
-
 
 class EventStream:
-    """The response of a stream. Its status line goes out when it is prepared."""
+    """The response of a stream. Its status line goes out when it is prepared.
 
-    def __init__(self, *, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
+    Whoever takes nothing for ``send_timeout_s`` is dropped; until then its text waits in one piece, not in a queue.
+    """
+
+    def __init__(self, *, send_timeout_s: float) -> None:
         # sep: clients written by hand split on a bare newline; allow_all_methods: POST is refused by default
         self.response = EventSourceResponse(sep="\n", allow_all_methods=True, send_timeout=send_timeout_s)
 

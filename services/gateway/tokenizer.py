@@ -56,9 +56,13 @@ class ModelTokenizer:
             raise InvalidParameter(f"the chat template refuses these messages: {error}", param="messages") from error
         return str(rendered[0])
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
+        """Return the text of tokens, without special ones unless they are asked for."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not with_special)
+
+    def names_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Return tokens as the vocabulary writes them; "" for an id that it has no word for."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def detokenizer(self) -> "Detokenizer":
         """Return a detokenizer for one answer."""

@@ -5,7 +5,7 @@ The pure core never sees these: it takes `Limits`.
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
 from shared.scheduling.limits import whole_tiles
@@ -50,8 +50,42 @@ class GatewaySettings(Common):
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on (0: any free one)")
     max_queue: PositiveInt = Field(default=256, description="requests that may wait; more get a 429")
+    max_queued_tokens: PositiveInt = Field(
+        default=1_000_000, description="tokens of prompts that may wait in this gateway; more get a 429"
+    )
+    max_queue_s: PositiveFloat = Field(
+        default=600.0, le=86_400, description="seconds that a request may wait for its first token, then it gets a 408"
+    )
+    max_streams_per_key: PositiveInt | None = Field(
+        default=None, description="requests that one API key may have under way (default: no limit of its own)"
+    )
+    max_body_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, le=1024**3, description="largest body that is read; a larger one gets a 413"
+    )
+    max_header_bytes: int = Field(
+        default=8190,
+        ge=1024,
+        le=1024**2,
+        description="longest request line and longest header; a longer one is refused",
+    )
+    send_timeout_s: PositiveFloat = Field(
+        default=30.0, le=3600, description="seconds that a client may take nothing of its answer before it is dropped"
+    )
     drain_s: float = Field(
         default=10.0, ge=0, le=3600, description="seconds that running streams get to finish on SIGTERM"
+    )
+    api_key: SecretStr | None = Field(
+        default=None,
+        description="the key that clients have to send (better as a variable: flags can be seen by others)",
+    )
+    api_key_file: str | None = Field(
+        default=None, description="a TOML file of tenants, each with keys and limits of its own"
+    )
+    open_paths: str = Field(
+        default="", description="what needs no key beside /health and /ready: /metrics, /openapi.json, /v1/models"
+    )
+    cors_origins: str = Field(
+        default="", description="origins whose pages may call from a browser, separated by commas, or * (default: none)"
     )
 
 

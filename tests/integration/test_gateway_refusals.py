@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from services.gateway.app import MAX_BODY_BYTES
 from services.worker.fake_tokenizer import VOCABULARY, fake_tokenizer_files
 from shared.protocol.messages import SubmitRequest
 from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, gateway, until
@@ -147,8 +146,8 @@ async def test_a_body_is_read_whatever_its_type_is_called() -> None:
 
 
 async def test_a_body_that_is_too_large_is_a_413() -> None:
-    async with gateway() as setting:
-        body = io.BytesIO(b" " * (MAX_BODY_BYTES + 1))
+    async with gateway(max_body_bytes=2000) as setting:
+        body = io.BytesIO(b" " * 2001)
         async with setting.client.session.post("/v1/completions", data=body) as response:
             assert response.status == 413
             assert (await response.json())["error"]["code"] == "request_too_large"

@@ -1,0 +1,115 @@
+"""The routes that turn text into tokens and back, as vLLM has them. Nothing is generated; no worker hears of it."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Literal
+
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from services.gateway.asked import chat_of
+from services.gateway.bodies import ChatBody, ChatMessage, read_body
+from services.gateway.desk import Desk
+from services.gateway.facts import json_response, unknown_model
+from services.gateway.formats import to_json
+from services.gateway.tokenizer import ModelTokenizer
+from shared.errors import InvalidParameter
+
+MAX_CHARACTERS = 1_000_000
+"""A text may be longer than the model's context, but an answer of its tokens has to be written in one piece."""
+
+Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
+
+
+class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of /tokenize: a text, or a chat as the model's template writes it."""
+
+    model: str | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    """For a text; a chat has its special tokens from its template."""
+    add_generation_prompt: Literal[True] = True
+    return_token_strs: bool = False
+
+
+class TokenizeAnswer(Struct, frozen=True):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeAnswer(Struct, frozen=True):
+    """The answer of /detokenize: the text, special tokens included."""
+
+    prompt: str
+
+
+class TokenRoutes:
+    """/tokenize and /detokenize. One text at a time, so that these never take the places of requests that generate."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._turn = asyncio.Semaphore(1)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Answer with the tokens of a text or of a chat."""
+        desk = self._desk
+        with desk.door.passing(desk.owed.unwritten):
+            body = await desk.intake.read(request, partial(read_body, TokenizeBody))
+            tokenizer = self._tokenizer_for(body.model)
+            return await self._in_turn(lambda: _tokenized(body, tokenizer, desk.pool.length_served))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Answer with the text of tokens."""
+        desk = self._desk
+        with desk.door.passing(desk.owed.unwritten):
+            body = await desk.intake.read(request, partial(read_body, DetokenizeBody))
+            tokenizer = self._tokenizer_for(body.model)
+            return await self._in_turn(lambda: _detokenized(body, tokenizer))
+
+    def _tokenizer_for(self, model: str | None) -> ModelTokenizer:
+        if model is not None and model != self._desk.model:
+            raise unknown_model(model)
+        return self._desk.pool.serving(self._desk.clock())
+
+    async def _in_turn(self, work: Callable[[], bytes]) -> web.Response:
+        async with self._turn:
+            return json_response(await asyncio.to_thread(work))
+
+
+def _tokenized(body: TokenizeBody, tokenizer: ModelTokenizer, max_model_len: int) -> bytes:
+    tokens = _tokens_of(body, tokenizer)
+    strings = tokenizer.names_of(tokens) if body.return_token_strs else None
+    return to_json(TokenizeAnswer(len(tokens), max_model_len, tokens, strings))
+
+
+def _tokens_of(body: TokenizeBody, tokenizer: ModelTokenizer) -> tuple[int, ...]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidParameter("prompt: either a prompt or messages are needed", param="prompt")
+    if body.prompt is not None:
+        return tokenizer.encode(body.prompt, is_chat=not body.add_special_tokens)
+    text = tokenizer.render(chat_of(ChatBody(model="", messages=body.messages or [])))
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidParameter(f"messages: at most {MAX_CHARACTERS} characters in all", param="messages")
+    return tokenizer.encode(text, is_chat=True)
+
+
+def _detokenized(body: DetokenizeBody, tokenizer: ModelTokenizer) -> bytes:
+    for token in body.tokens:
+        if not 0 <= token < tokenizer.vocabulary:
+            raise InvalidParameter(
+                f"tokens: {token} is not in the vocabulary of {tokenizer.vocabulary} tokens", param="tokens"
+            )
+    return to_json(DetokenizeAnswer(tokenizer.decode(body.tokens, with_special=True)))

@@ -3,16 +3,21 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.worker.history import History
 from shared.ids import BlockId, RequestId
-from shared.protocol.messages import Sampling, TokenizerFiles, WorkerSize
+from shared.protocol.messages import Logprobs, Sampling, TokenizerFiles, WorkerSize
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token is to be drawn; ``position`` is its index in prompt + output."""
+    """One token is to be drawn; ``position`` is its index in prompt + output.
+
+    ``history`` is there if the draw depends on earlier tokens; the worker's ledger changes it between two steps.
+    """
 
     sampling: Sampling
     position: int
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,15 @@ class DrawFailed:
     why: str
 
 
-Outcome = int | DrawFailed
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token of a row that asked for logprobs."""
+
+    token_id: int
+    logprobs: Logprobs
+
+
+Outcome = int | Drawn | DrawFailed
 
 
 class Executor(Protocol):

@@ -6,9 +6,18 @@ from typing import Literal
 
 from services.worker.blocks import Blocks, BlocksDraft, Contradiction
 from services.worker.executor import Batch, Draw, Row
+from services.worker.history import History, history_of
 from shared.ids import BlockId, EntryId, RequestId
 from shared.paging.block_hash import BlockHash, HashChain
 from shared.protocol.messages import Finish, NewRequest, Slice, StepPlan, SubmitRequest, WorkerSize
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the ledger must know of the model: which ids end an answer, and how many ids there are."""
+
+    eos_ids: frozenset[int]
+    vocabulary: int
 
 
 @dataclass(slots=True)
@@ -27,6 +36,8 @@ class Held:
     cached_tokens: int = 0
     """Tokens of the prompt that it found computed when it was admitted first."""
     preemptions: int = 0
+    history: History | None = None
+    """Shared by copies: it reads the output, which they share as well."""
 
     def copy(self) -> "Held":
         """Return a copy whose table is its own."""
@@ -41,6 +52,7 @@ class Held:
             self.usable,
             self.cached_tokens,
             self.preemptions,
+            self.history,
         )
 
     @property
@@ -87,12 +99,12 @@ class Fed:
 class Draft:
     """One plan, checked and applied in the order released, preempted, new, slices. `enter` what it does to blocks."""
 
-    def __init__(self, held: dict[RequestId, Held], blocks: Blocks, size: WorkerSize, vocabulary: int) -> None:
+    def __init__(self, held: dict[RequestId, Held], blocks: Blocks, size: WorkerSize, model: Model) -> None:
         self._held = dict(held)
         self._new_chain = blocks.chain
         self._blocks = BlocksDraft(blocks)
         self._size = size
-        self._vocabulary = vocabulary
+        self._model = model
         self._rows: list[Row] = []
         self._fed: list[Fed] = []
 
@@ -145,7 +157,9 @@ class Draft:
         if len(ids) > self._size.max_model_len:
             raise Contradiction(f"request {submit.request} has {len(ids)} tokens")
         held = Held(submit, new.arrival, list(submit.output_ids), self._new_chain(submit.cache_salt))
-        held.usable = min(ids, default=0) >= 0 and max(ids, default=0) < self._vocabulary
+        named = (*ids, *(bias.token_id for bias in submit.sampling.biases))
+        held.usable = min(named, default=0) >= 0 and max(named, default=0) < self._model.vocabulary
+        held.history = history_of(submit, held.output_ids, self._model.eos_ids)
         held.cached_tokens = min(new.start, len(submit.prompt_ids))
         self._begin_table(held, new.start, new.blocks)
         self._held[submit.request] = held
@@ -175,7 +189,7 @@ class Draft:
             self._grow_table(held, slice_)
         self._check_slice(held, slice_)
         end = slice_.start + slice_.count
-        draw = Draw(held.submit.sampling, end) if end == held.known else None
+        draw = Draw(held.submit.sampling, end, held.history) if end == held.known else None
         ids = held.token_ids(slice_.start, end)
         self._rows.append(Row(slice_.request, slice_.start, ids, tuple(held.table), draw))
         first, full = slice_.start // self._size.block_tokens, end // self._size.block_tokens

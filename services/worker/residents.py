@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.worker.blocks import Blocks, Contradiction
-from services.worker.executor import Batch, DrawFailed, Outcome
-from services.worker.plan_draft import Draft, Fed, Held
+from services.worker.executor import Batch, DrawFailed, Drawn, Outcome
+from services.worker.plan_draft import Draft, Fed, Held, Model
 from shared.ids import GatewayId, RequestId, WorkerId
 from shared.protocol.messages import (
     Finish,
+    Logprobs,
     PlanRefused,
     Resident,
     ResultRow,
@@ -21,14 +22,6 @@ from shared.protocol.messages import (
     WorkerSize,
     WorkerState,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What the ledger must know of the model: which ids end an answer, and how many ids there are."""
-
-    eos_ids: frozenset[int]
-    vocabulary: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +98,7 @@ class Ledger:
             return Repeated(plan.epoch, plan.step)
         if self._refusing or plan.epoch != self._epoch or plan.step != self._step + 1:
             return self._refuse(plan, "not the next plan of a claimed epoch")
-        draft = Draft(self._held, self._blocks, self._size, self._model.vocabulary)
+        draft = Draft(self._held, self._blocks, self._size, self._model)
         try:
             draft.apply(plan)
         except Contradiction as contradiction:
@@ -148,23 +141,27 @@ class Ledger:
     def _enter(self, held: Held, outcome: Outcome, settled: Settled) -> None:
         """Enter one outcome: the token belongs to the request, its gateway and the leader hear of it."""
         request, attempt = held.submit.request, held.submit.attempt
-        finish = self._finish(held, outcome)
         new: tuple[int, ...] = ()
-        if isinstance(outcome, DrawFailed):
-            settled.failed[request] = outcome.why
-        else:
-            new = (outcome,)
-        row = TokenRow(request, attempt, len(held.output_ids), new, finish, held.cached_tokens)
+        logprobs: tuple[Logprobs, ...] = ()
+        finish: Finish | None
+        match outcome:
+            case DrawFailed():
+                settled.failed[request], finish = outcome.why, "error"
+            case Drawn():
+                new, logprobs, finish = (outcome.token_id,), (outcome.logprobs,), self._finish(held, outcome.token_id)
+            case int():
+                new, finish = (outcome,), self._finish(held, outcome)
+        row = TokenRow(request, attempt, len(held.output_ids), new, finish, held.cached_tokens, logprobs)
         held.output_ids.extend(new)
         if finish is not None:
             self._blocks.leave(held.end(finish))
         settled.rows.append(ResultRow(request, attempt, new, finish))
         settled.tokens.setdefault(held.submit.gateway, []).append(row)
 
-    def _finish(self, held: Held, outcome: Outcome) -> Finish | None:
-        if isinstance(outcome, DrawFailed):
-            return "error"
-        if outcome in self._model.eos_ids and not held.submit.ignore_eos:
+    def _finish(self, held: Held, token_id: int) -> Finish | None:
+        if token_id in self._model.eos_ids and not held.submit.ignore_eos:
+            return "stop"
+        if token_id in held.submit.sampling.stop_token_ids:
             return "stop"
         is_full = held.known + 1 >= self._size.max_model_len
         if is_full or len(held.output_ids) + 1 >= held.submit.max_tokens:

@@ -7,86 +7,62 @@ position that is computed again draws with the same number (DESIGN §4).
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from services.worker.executor import Draw, DrawFailed, Outcome
+from services.worker.sampling_adjust import adjusted, is_adjusted
+from services.worker.sampling_chunks import Chunks
+from services.worker.sampling_logprobs import with_logprobs
+from services.worker.sampling_random import draw_random
 
-_TWO_TO_64 = 1 << 64
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_Numbers = npt.NDArray[np.uint64]
+_NOT_FINITE = DrawFailed("logits that are not finite")
 
 
 def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[Outcome, ...]:
     """Return one token for each row of ``[rows, vocabulary]``; a row without finite logits fails alone."""
     logits = logits.float()
-    # NaN and +inf reach the maximum, and a row of -inf alone has nothing to draw from
-    finite = torch.isfinite(logits.amax(dim=-1)).tolist()
-    good = [index for index, is_finite in enumerate(finite) if is_finite]
-    greedy = [index for index in good if draws[index].sampling.temperature <= 0]
-    random = [index for index in good if draws[index].sampling.temperature > 0]
-    outcomes: list[Outcome] = [DrawFailed("logits that are not finite")] * len(draws)
-    if greedy:
-        # numpy promises the first of equals
-        for index, token in zip(greedy, logits[greedy].numpy().argmax(axis=-1).tolist(), strict=True):
-            outcomes[index] = token
-    if random:
-        tokens = _draw_random(logits[random], [draws[index] for index in random])
-        for index, token in zip(random, tokens, strict=True):
-            outcomes[index] = token
+    chunks = Chunks(logits)
+    changed = [index for index, draw in enumerate(draws) if is_adjusted(draw)]
+    plain = range(len(draws)) if not changed else sorted(set(range(len(draws))) - set(changed))
+    drawn = dict(zip(plain, _draw(chunks, plain, [draws[index] for index in plain]), strict=True))
+    if changed:
+        asked = [draws[index] for index in changed]
+        copies = Chunks(adjusted(logits[changed], asked))
+        drawn |= zip(changed, _draw(copies, range(len(changed)), asked), strict=True)
+    tokens = [drawn[index] for index in range(len(draws))]
+    outcomes: list[Outcome] = [_NOT_FINITE if token is None else token for token in tokens]
+    _tell_logprobs(chunks, draws, outcomes)
     return tuple(outcomes)
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) for each (seed, position): splitmix64, whose state is a counter."""
-    seed = _mixed(np.array([seed % _TWO_TO_64 for seed in seeds], dtype=np.uint64))
-    position = np.array(positions, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        bits = _mixed(seed + (position + np.uint64(1)) * _GOLDEN)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def _draw(chunks: Chunks, rows: Sequence[int], draws: Sequence[Draw]) -> list[int | None]:
+    """Return one token for each of these rows, None for a row that is not finite."""
+    tokens: list[int | None] = [None] * len(rows)
+    random = []
+    for index, (row, draw) in enumerate(zip(rows, draws, strict=True)):
+        if draw.sampling.temperature > 0:
+            random.append(index)
+            continue
+        logits = chunks.row(row)
+        token = int(logits.argmax())  # the first of equals, and of NaN before all others
+        tokens[index] = token if np.isfinite(logits[token]) else None
+    if random:
+        # NaN and +inf reach the peak, and a row of -inf alone has nothing to draw from
+        finite = np.isfinite(chunks.peaks(np.array([rows[index] for index in random])))
+        good = [index for index, is_finite in zip(random, finite, strict=True) if is_finite]
+        found = draw_random(chunks, [rows[index] for index in good], [draws[index] for index in good])
+        for index, token in zip(good, found, strict=True):
+            tokens[index] = token
+    return tokens
 
 
-def _mixed(numbers: _Numbers) -> _Numbers:
-    with np.errstate(over="ignore"):
-        numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX_1
-        numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX_2
-    mixed: _Numbers = numbers ^ (numbers >> np.uint64(31))
-    return mixed
-
-
-def _draw_random(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    temperatures = torch.tensor([draw.sampling.temperature for draw in draws], dtype=torch.float64)
-    # the maximum goes first: a tiny temperature would make the others overflow, never this difference
-    scaled = (logits.double() - logits.amax(dim=-1, keepdim=True).double()) / temperatures[:, None]
-    weights = torch.softmax(scaled, dim=-1)
-    filtered = [index for index, draw in enumerate(draws) if _is_filtered(draw, logits.shape[-1])]
-    if filtered:
-        weights[filtered] = _kept(weights[filtered], [draws[index] for index in filtered])
-    cumulative = weights.cumsum(dim=-1)
-    numbers = uniforms([draw.sampling.seed for draw in draws], [draw.position for draw in draws])
-    targets = torch.from_numpy(numbers)[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, targets, right=True)[:, 0]
-    # rounding may put the target onto the total itself: then it is the last id that has any weight
-    last = weights.shape[-1] - 1 - (weights > 0).flip(-1).byte().argmax(dim=-1)
-    chosen: list[int] = torch.minimum(tokens, last).tolist()
-    return chosen
-
-
-def _is_filtered(draw: Draw, vocabulary: int) -> bool:
-    return draw.sampling.top_p < 1 or 0 < draw.sampling.top_k < vocabulary
-
-
-def _kept(weights: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Return the weights with those outside of top-k, then top-p, set to zero. Equal weights rank by id."""
-    vocabulary = weights.shape[-1]
-    ranked, order = torch.sort(weights, dim=-1, descending=True, stable=True)
-    top_k = torch.tensor([draw.sampling.top_k if draw.sampling.top_k > 0 else vocabulary for draw in draws])
-    ranked = ranked.masked_fill(torch.arange(vocabulary)[None, :] >= top_k[:, None], 0.0)
-    before = ranked.cumsum(dim=-1) - ranked
-    top_p = torch.tensor([draw.sampling.top_p for draw in draws], dtype=torch.float64)
-    # the smallest set that reaches top_p of what top-k left, and never less than the first
-    reached = before >= top_p[:, None] * ranked.sum(dim=-1, keepdim=True)
-    reached[:, 0] = False
-    reached &= (top_p < 1)[:, None]
-    return torch.zeros_like(weights).scatter_(-1, order, ranked.masked_fill(reached, 0.0))
+def _tell_logprobs(chunks: Chunks, draws: Sequence[Draw], outcomes: list[Outcome]) -> None:
+    rows, tokens, most = [], [], []
+    for row, (draw, outcome) in enumerate(zip(draws, outcomes, strict=True)):
+        if draw.sampling.logprobs is not None and isinstance(outcome, int):
+            rows.append(row)
+            tokens.append(outcome)
+            most.append(draw.sampling.logprobs)
+    if rows:
+        for row, drawn in zip(rows, with_logprobs(chunks, rows, tokens, most), strict=True):
+            outcomes[row] = drawn

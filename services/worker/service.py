@@ -12,8 +12,9 @@ import structlog
 from services.worker.executor import Loaded
 from services.worker.hung_step import HungStep
 from services.worker.life import FLUSH_S, Counts, Ended, Life, Workplace, leave
+from services.worker.plan_draft import Model
 from services.worker.progress import LoadingStopped, Progress
-from services.worker.residents import Ledger, Model
+from services.worker.residents import Ledger
 from services.worker.step_thread import StepThread
 from shared.bus.port import Bus, Part
 from shared.bus.redis_bus import RedisBus

@@ -22,13 +22,35 @@ Finish = Literal["stop", "length", "error"]
 """Why a request ended in the worker: an end-of-turn token, ``max_tokens``, or a failure of this request alone."""
 
 
+class Bias(Struct, frozen=True, array_like=True):
+    """What is added to the logit of one token id."""
+
+    token_id: Count
+    bias: float
+
+
 class Sampling(Struct, frozen=True, array_like=True):
-    """How the next token is drawn. ``temperature`` 0 is greedy, ``top_k`` 0 and ``top_p`` 1 are off."""
+    """How the next token is drawn. ``temperature`` 0 is greedy, ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one are not drawn."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the output has."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of every token, as often as the output has it."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits, and multiplies the others, of all tokens that prompt or output have."""
+    min_tokens: Count = 0
+    """Tokens of the whole answer before which none that ends it is drawn."""
+    biases: tuple[Bias, ...] = ()
+    stop_token_ids: tuple[Count, ...] = ()
+    """Tokens that end the answer beside the model's own, even if those are ignored."""
+    logprobs: Count | None = None
+    """How many of the likeliest tokens are told, with their logprobs, beside the one drawn; None: nothing is."""
 
 
 class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
@@ -186,10 +208,25 @@ class PlanRefused(Struct, frozen=True, array_like=True, tag="plan-refused/1"):
     got: int
 
 
+class Ranked(Struct, frozen=True, array_like=True):
+    """One of the likeliest tokens."""
+
+    token_id: int
+    logprob: float
+
+
+class Logprobs(Struct, frozen=True, array_like=True):
+    """How likely the model found a token, and which ones it found likeliest, in that order: before any parameter."""
+
+    logprob: float
+    top: tuple[Ranked, ...] = ()
+
+
 class TokenRow(Struct, frozen=True, array_like=True):
     """New tokens of one request; ``first_index`` is the place of the first in the whole answer.
 
-    ``cached_tokens`` of the prompt were not computed when the request was first admitted to this worker.
+    ``cached_tokens`` of the prompt were not computed when the request was first admitted to this worker. ``logprobs``
+    has one entry for each token, or none at all.
     """
 
     request: RequestId
@@ -198,6 +235,7 @@ class TokenRow(Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     finish: Finish | None = None
     cached_tokens: int = 0
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class TokenBatch(Struct, frozen=True, array_like=True, tag="tokens/1"):

@@ -4,7 +4,8 @@ import pytest
 
 from services.worker.blocks import Blocks, BlocksDraft, Contradiction
 from services.worker.executor import DrawFailed
-from services.worker.residents import Accepted, Ledger, Model, Refused
+from services.worker.plan_draft import Model
+from services.worker.residents import Accepted, Ledger, Refused
 from shared.ids import BlockId, RequestId
 from shared.paging.block_hash import BlockHash, HashChain
 from shared.paging.pool import BlockPool

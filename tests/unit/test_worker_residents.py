@@ -2,10 +2,20 @@
 
 import pytest
 
-from services.worker.executor import DrawFailed
+from services.worker.executor import DrawFailed, Drawn
 from services.worker.residents import Accepted, Refused, Repeated
 from shared.ids import GatewayId, RequestId
-from shared.protocol.messages import PlanRefused, ResultRow, Sampling, StepPlan, TokenBatch, TokenRow
+from shared.protocol.messages import (
+    Bias,
+    Logprobs,
+    PlanRefused,
+    Ranked,
+    ResultRow,
+    Sampling,
+    StepPlan,
+    TokenBatch,
+    TokenRow,
+)
 from tests.unit.worker_plans import EOS, WORKER, claimed, ledger, new, piece, run, submit
 
 
@@ -236,3 +246,42 @@ def test_sampling_parameters_travel_to_the_draw() -> None:
     draw = run(made, plan, 1)[0].batch[0].draw
     assert draw is not None
     assert draw.sampling is sampling
+
+
+def test_a_stop_token_ends_the_request_even_if_the_models_own_are_ignored() -> None:
+    made = claimed()
+    request = submit(ignore_eos=True, sampling=Sampling(stop_token_ids=(42,)))
+    _, rows, _ = run(made, StepPlan(1, 1, new=(new(request, 0),), slices=(piece("r", 0, 3),)), 42)
+    assert rows[0].finish == "stop"
+
+
+def test_logprobs_go_to_the_gateway_with_their_token_and_never_to_the_leader() -> None:
+    made = claimed()
+    told = Logprobs(-0.5, (Ranked(7, -0.25),))
+    _, rows, batches = run(made, StepPlan(1, 1, new=(new(submit(), 0),), slices=(piece("r", 0, 3),)), Drawn(EOS, told))
+    assert batches[0].rows[0] == TokenRow(RequestId("r"), 0, 0, (EOS,), "stop", logprobs=(told,))
+    assert rows == (ResultRow(RequestId("r"), 0, (EOS,), "stop"),)
+
+
+def test_a_draw_knows_what_was_drawn_before_it_in_this_attempt_and_in_earlier_ones() -> None:
+    made = claimed()
+    request = submit(attempt=1, output_ids=(7, 7), sampling=Sampling(repetition_penalty=2.0, min_tokens=9))
+    accepted, _, _ = run(made, StepPlan(1, 1, new=(new(request, 0, 1),), slices=(piece("r", 0, 5),)), 8)
+    draw = accepted.batch[0].draw
+    assert draw is not None
+    assert draw.history is not None
+    ids, counts = draw.history.seen()
+    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {1: 0, 2: 0, 3: 0, 7: 2, 8: 1}
+    assert draw.history.output_tokens == 3
+    assert draw.history.ending_ids.tolist() == [EOS]
+    again, _, _ = run(made, StepPlan(1, 2, slices=(piece("r", 5, 1),)), 8)
+    assert again.batch[0].draw is not None
+    assert again.batch[0].draw.history is draw.history
+
+
+def test_a_bias_on_a_token_that_the_model_does_not_have_ends_that_request_alone() -> None:
+    made = claimed()
+    bad = submit("bad", sampling=Sampling(biases=(Bias(100, 1.0),)))
+    plan = StepPlan(1, 1, new=(new(bad, 0), new(submit(), 1)), slices=(piece("bad", 0, 3), piece("r", 0, 3)))
+    _, rows, _ = run(made, plan, 5)
+    assert [row.finish for row in rows] == ["error", None]

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.worker.executor import Draw, DrawFailed
-from services.worker.sampling import draw_tokens, uniforms
+from services.worker.sampling import draw_tokens
+from services.worker.sampling_uniforms import uniforms
 from shared.protocol.messages import Sampling
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -1,7 +1,8 @@
 """Words for plans made by hand, and for a worker's ledger of small blocks that takes them."""
 
 from services.worker.executor import Outcome
-from services.worker.residents import Accepted, Ledger, Model
+from services.worker.plan_draft import Model
+from services.worker.residents import Accepted, Ledger
 from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
 from shared.protocol.messages import (
     NewRequest,

@@ -1,0 +1,55 @@
+"""What changes the logits of a row before anything is drawn: bans, biases, penalties. In vLLM's order.
+
+Each touches few of a row's logits: those that are named, or that were seen. Only rows that ask for it are copied.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.executor import Draw
+from services.worker.history import History, penalises
+from shared.protocol.messages import Sampling
+
+_Row = npt.NDArray[np.float32]
+
+
+def is_adjusted(draw: Draw) -> bool:
+    """Return whether this draw is not from the model's own logits."""
+    if draw.sampling.biases:
+        return True
+    return draw.history is not None and (penalises(draw.sampling) or _may_not_end(draw.sampling, draw.history))
+
+
+def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Change ``[rows, vocabulary]`` in place, one row for each draw, and return it."""
+    for row, draw in zip(logits.numpy(), draws, strict=True):
+        _adjust(row, draw)
+    return logits
+
+
+def _adjust(row: _Row, draw: Draw) -> None:
+    sampling, history = draw.sampling, draw.history
+    if history is not None and _may_not_end(sampling, history):
+        row[history.ending_ids[history.ending_ids < len(row)]] = -np.inf
+    for bias in sampling.biases:
+        row[bias.token_id] += np.float32(bias.bias)
+    if history is not None and penalises(sampling):
+        _penalise(row, sampling, history)
+
+
+def _may_not_end(sampling: Sampling, history: History) -> bool:
+    return history.output_tokens < sampling.min_tokens
+
+
+def _penalise(row: _Row, sampling: Sampling, history: History) -> None:
+    ids, counts = history.seen()
+    logits = row[ids]
+    if sampling.repetition_penalty != 1:
+        penalty = np.float32(sampling.repetition_penalty)
+        logits = np.where(logits > 0, logits / penalty, logits * penalty)
+    logits -= np.float32(sampling.frequency_penalty) * counts
+    logits -= np.float32(sampling.presence_penalty) * (counts > 0)
+    row[ids] = logits

@@ -28,6 +28,12 @@ class Wanted:
     tenant: str = ""
     cache_salt: str = ""
 
+    def is_ended_by(self, token_id: int) -> bool:
+        """Return whether a token ends the answer: it is counted, and never shown."""
+        if token_id in self.eos_ids and not self.ignore_eos:
+            return True
+        return token_id in self.sampling.stop_token_ids
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -126,7 +132,7 @@ class Answer:
 
     def complete(self) -> Finish | None:
         """Return how the accepted tokens end the answer by themselves, if they do."""
-        if not self.wanted.ignore_eos and self.output_ids and self.output_ids[-1] in self.wanted.eos_ids:
+        if self.output_ids and self.wanted.is_ended_by(self.output_ids[-1]):
             return "stop"
         return "length" if len(self.output_ids) >= self.wanted.max_tokens else None
 

@@ -7,7 +7,6 @@ from typing import Any
 from services.gateway.bodies import INT64_MAX, INT64_MIN, ChatBody, CompletionBody, GenerationBody
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter, PromptTooLong
-from shared.protocol.messages import Sampling
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1024
@@ -37,6 +36,15 @@ class Limits:
         return self.asked if self.asked is not None else min(room, self.default or room)
 
 
+def check_least(body: GenerationBody, max_tokens: int) -> None:
+    """Raise InvalidParameter if the answer could never be as long as it has to be."""
+    if body.min_tokens > max_tokens:
+        raise InvalidParameter(
+            f"min_tokens: {body.min_tokens} is more than the {max_tokens} tokens that the answer may have",
+            param="min_tokens",
+        )
+
+
 def check(body: GenerationBody) -> None:
     """Raise InvalidParameter for what the types alone do not say."""
     if body.n != 1:
@@ -58,17 +66,6 @@ def stops_of(body: GenerationBody) -> tuple[str, ...]:
     if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
         raise InvalidParameter(f"stop: at most {MAX_STOP_CHARACTERS} characters each", param="stop")
     return stops
-
-
-def sampling_of(body: GenerationBody, defaults: Sampling, drawn_seed: int) -> Sampling:
-    """Return how tokens are drawn: as the request says, else as the model's generation config says."""
-    top_k = defaults.top_k if body.top_k is None else body.top_k
-    return Sampling(
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        top_k=max(0, top_k),
-        seed=drawn_seed if body.seed is None else body.seed,
-    )
 
 
 def limits_of(body: ChatBody | CompletionBody, length_served: int) -> Limits:

@@ -17,6 +17,7 @@ INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 Tokens = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Priority = Annotated[int, Meta(ge=-100, le=100)]
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -43,7 +44,15 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: int | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    """As in vLLM and transformers: 1 is off. The bounds keep logits finite."""
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
+    stop_token_ids: list[int] | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False
     priority: Priority = 0
@@ -96,7 +105,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "continue_final_message": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -104,22 +112,16 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -180,7 +182,7 @@ def _without_nulls(value: object) -> object:
 def _named(error: msgspec.ValidationError) -> InvalidParameter:
     """Return msgspec's sentence with the field that it speaks of."""
     sentence, _, path = str(error).partition(" - at `$")
-    field = path.rstrip("`").lstrip(".")
+    field = path.rstrip("`").lstrip(".").removesuffix("[...]")  # a value of an object, whose key is not told
     if "`" in sentence and (sentence.startswith(("Object missing required", "Object contains unknown"))):
         field = f"{field}.{sentence.split('`')[1]}".lstrip(".")
     sentence = sentence.replace(" | null`", "`")

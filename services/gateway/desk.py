@@ -8,7 +8,8 @@ from functools import partial
 import structlog
 
 from services.gateway.answer import Answer, Wanted
-from services.gateway.asked import check, limits_of, prompt_ids_of, sampling_of, stops_of
+from services.gateway.asked import check, check_least, limits_of, prompt_ids_of, stops_of
+from services.gateway.asked_sampling import sampling_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.door import Door
 from services.gateway.intake import Intake
@@ -65,7 +66,8 @@ class Desk:
         async with self.tokenising:
             prompt_ids = await asyncio.to_thread(prompt_ids_of, body, tokenizer, self.pool.length_served)
         max_tokens = limits_of(body, self.pool.length_served).max_tokens(len(prompt_ids))
-        sampling = sampling_of(body, tokenizer.defaults, secrets.randbits(63))
+        check_least(body, max_tokens)
+        sampling = sampling_of(body, tokenizer, secrets.randbits(63))
         wanted = Wanted(
             newcomer.request,
             prompt_ids,
@@ -77,7 +79,7 @@ class Desk:
             tenant=newcomer.tenant.name,
             cache_salt=body.cache_salt or "",
         )
-        text = AnswerText(tokenizer.detokenizer(), stops_of(body))
+        text = AnswerText(tokenizer.detokenizer(), stops_of(body), min_tokens=body.min_tokens)
         self.pool.serving(self.clock())  # the drain may have begun meanwhile
         self.owed.queued.check_room(newcomer.tenant, len(prompt_ids), self.max_queued_tokens)
         return Ongoing(Answer(wanted), text, started_s=newcomer.started_s)

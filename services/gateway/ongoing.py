@@ -84,8 +84,8 @@ class Ongoing:
         for index, token_id in enumerate(accepted.token_ids, start=1):
             self.completion_tokens += 1
             is_end = accepted.finish == "stop" and index == len(accepted.token_ids)
-            if is_end and token_id in self.answer.wanted.eos_ids:
-                break  # counted, never shown: it may be an ordinary word to the tokenizer
+            if is_end and self.answer.wanted.is_ended_by(token_id):
+                break  # it may be an ordinary word to the tokenizer
             self._unread += self._text.push(token_id)
             if self._text.stopped:
                 self.end("stop")

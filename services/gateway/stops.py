@@ -11,9 +11,14 @@ class _Pattern:
         self.matched = 0
         self._fallback = _fallbacks(stop)
 
+    @property
+    def unfinished(self) -> int:
+        """Characters at the end that could still become the stop string."""
+        return self._fallback[-1] if self.matched == len(self.stop) else self.matched
+
     def step(self, character: str) -> bool:
         """Take one character and say whether the stop string is complete."""
-        while self.matched and self.stop[self.matched] != character:
+        while self.matched and (self.matched == len(self.stop) or self.stop[self.matched] != character):
             self.matched = self._fallback[self.matched - 1]
         if self.stop[self.matched] == character:
             self.matched += 1
@@ -45,17 +50,20 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
-    def push(self, text: str) -> str:
-        """Return what may be shown now. Once ``stopped`` is set nothing more is."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Return what may be shown now. Once ``stopped`` is set nothing more is.
+
+        What is complete where it may not stop yet counts no more, though what has begun there may.
+        """
         if self.stopped or not self._patterns:
             return "" if self.stopped else text
         before = len(self._held)
         self._held += text
         for end, character in enumerate(text, start=before + 1):
             complete = [len(pattern.stop) for pattern in self._patterns if pattern.step(character)]
-            if complete:
+            if complete and may_stop:
                 return self._cut(end - max(complete))
-        return self._release(len(self._held) - max(pattern.matched for pattern in self._patterns))
+        return self._release(len(self._held) - max(pattern.unfinished for pattern in self._patterns))
 
     def end(self) -> str:
         """Return what was held back: the text is over, it will not become a stop string any more."""

@@ -113,9 +113,11 @@ class Detokenizer:
 class AnswerText:
     """The text of one answer as it grows: whole characters, never a character of a stop string."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
+        self._tokens = 0
 
     @property
     def stopped(self) -> bool:
@@ -124,8 +126,11 @@ class AnswerText:
 
     def push(self, token_id: int) -> str:
         """Return the text that may be shown after this token."""
-        return self._matcher.push(self._detokenizer.push(token_id))
+        self._tokens += 1
+        return self._matcher.push(self._detokenizer.push(token_id), may_stop=self._tokens > self._min_tokens)
 
     def end(self) -> str:
         """Return the rest of the text."""
-        return self._matcher.push(self._detokenizer.end()) + self._matcher.end()
+        return (
+            self._matcher.push(self._detokenizer.end(), may_stop=self._tokens > self._min_tokens) + self._matcher.end()
+        )

@@ -77,8 +77,12 @@ def _sampling(generation: dict[str, Any]) -> Sampling:
     temperature = generation.get("temperature")
     top_p = generation.get("top_p")
     top_k = generation.get("top_k")
+    min_p = generation.get("min_p")
+    repetition_penalty = generation.get("repetition_penalty")
     return Sampling(
         temperature=known.temperature if temperature is None else float(temperature),
         top_p=known.top_p if top_p is None else float(top_p),
         top_k=known.top_k if top_k is None else int(top_k),
+        min_p=known.min_p if min_p is None else float(min_p),
+        repetition_penalty=known.repetition_penalty if repetition_penalty is None else float(repetition_penalty),
     )

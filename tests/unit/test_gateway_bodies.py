@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.asked import Limits, chat_of, check, limits_of, prompt_ids_of, sampling_of, stops_of
+from services.gateway.asked import Limits, chat_of, check, check_least, limits_of, prompt_ids_of, stops_of
+from services.gateway.asked_sampling import sampling_of, sampling_of_choice
 from services.gateway.bodies import ChatBody, CompletionBody, read_body
 from services.gateway.tokenizer import ModelTokenizer
 from services.worker.fake_tokenizer import VOCABULARY, fake_tokenizer_files
 from shared.errors import InvalidParameter, PromptTooLong
-from shared.protocol.messages import Sampling
+from shared.protocol.messages import Bias, Sampling
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOKENIZER = ModelTokenizer(fake_tokenizer_files())
@@ -50,6 +51,10 @@ ACCEPTED = [
     {"tools": None, "response_format": None, "logit_bias": None, "functions": None, "audio": None},
     {"logprobs": False, "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0},
     {"min_p": 0, "repetition_penalty": 1.0, "min_tokens": 0, "priority": 0, "best_of": 1, "echo": False},
+    {"presence_penalty": -2, "frequency_penalty": 2.0, "repetition_penalty": 1.3, "min_p": 1, "min_tokens": 3},
+    {"presence_penalty": None, "frequency_penalty": None, "repetition_penalty": None, "min_p": None},
+    {"min_tokens": None, "logit_bias": None, "stop_token_ids": None},
+    {"logit_bias": {"5": -100, "7": 100.0}, "stop_token_ids": [1, 2]},
     {"priority": -100, "cache_salt": "s"},
     {"priority": 100, "cache_salt": "é" * 256},
     {"priority": None, "cache_salt": None},
@@ -107,11 +112,22 @@ REFUSED = [
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": 0}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logit_bias": {"AI": -100}}, "logit_bias"),
+    ({"logit_bias": {"5": 1000}}, "logit_bias"),
+    ({"logit_bias": {"5": "much"}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
     ({"presence_penalty": 3}, "presence_penalty"),
-    ({"frequency_penalty": 0.1}, "frequency_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
     ({"frequency_penalty": False}, "frequency_penalty"),
-    ({"min_tokens": 5}, "min_tokens"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"),
+    ({"repetition_penalty": 1e300}, "repetition_penalty"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 1.5}, "min_tokens"),
+    ({"stop_token_ids": 5}, "stop_token_ids"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
     ({"best_of": 2}, "best_of"),
     ({"echo": True}, "echo"),
     ({"suffix": "end"}, "suffix"),
@@ -192,10 +208,66 @@ def test_text_parts_become_one_text_and_a_developer_speaks_as_the_system() -> No
 
 
 def test_the_models_own_defaults_stand_where_the_request_says_nothing() -> None:
-    defaults = Sampling(temperature=0.6, top_p=0.9, top_k=20)
-    assert sampling_of(chat(), defaults, 7) == Sampling(0.6, 0.9, 20, 7)
-    asked = chat(temperature=0, top_p=0.5, top_k=-1, seed=3)
-    assert sampling_of(asked, defaults, 7) == Sampling(0.0, 0.5, 0, 3)
+    defaults = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    own = ModelTokenizer(msgspec.structs.replace(fake_tokenizer_files(), defaults=defaults))
+    assert sampling_of(chat(), own, 7) == msgspec.structs.replace(defaults, seed=7)
+    asked = chat(temperature=0, top_p=0.5, top_k=-1, seed=3, min_p=0, repetition_penalty=1)
+    assert sampling_of(asked, own, 7) == Sampling(0.0, 0.5, 0, 3)
+
+
+def test_all_that_changes_a_draw_reaches_the_worker() -> None:
+    asked = completion(
+        min_p=0.25,
+        presence_penalty=1,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.2,
+        min_tokens=3,
+        logit_bias={"5": -100, "7": 0, "250": 2.5},
+        stop_token_ids=[9, 3, 9],
+    )
+    assert sampling_of(asked, TOKENIZER, 7) == Sampling(
+        1, 1, 0, 7, 0.25, 1, -1.5, 1.2, 3, (Bias(5, -100), Bias(250, 2.5)), (9, 3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {"AI": -100}}, "logit_bias"),
+        ({"logit_bias": {"191222999": -100}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+        ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ],
+)
+def test_bb_26_tokens_that_the_model_does_not_have_are_refused_by_the_name_of_their_field(
+    fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        sampling_of(completion(**fields), TOKENIZER, 7)
+    assert refused.value.param == param
+
+
+def test_an_answer_cannot_have_to_be_longer_than_it_may_be() -> None:
+    check_least(chat(min_tokens=5), 5)
+    with pytest.raises(InvalidParameter, match="6 is more than the 5 tokens") as refused:
+        check_least(chat(min_tokens=6), 5)
+    assert refused.value.param == "min_tokens"
+
+
+def test_every_choice_has_a_seed_of_its_own_and_the_first_one_that_of_the_request() -> None:
+    asked = Sampling(seed=5, top_k=3)
+    seeds = [sampling_of_choice(asked, choice).seed for choice in range(100)]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 100
+    assert all(-(2**63) <= seed < 2**63 for seed in seeds)
+    assert seeds == [sampling_of_choice(asked, choice).seed for choice in range(100)]
+    assert sampling_of_choice(asked, 1).top_k == 3
 
 
 def test_who_says_nothing_of_it_is_neither_urgent_nor_salted() -> None:

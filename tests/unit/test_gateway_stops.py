@@ -68,3 +68,21 @@ def test_without_stop_strings_everything_passes_at_once() -> None:
     matcher = StopMatcher([])
     assert matcher.push("all of it") == "all of it"
     assert matcher.end() == ""
+
+
+def test_a_stop_string_that_is_complete_too_early_is_text_and_one_that_only_begins_there_stops() -> None:
+    matcher = StopMatcher(["aab"])
+    assert matcher.push("xaab", may_stop=False) == "xaab"
+    assert matcher.push("aab") == ""
+    assert matcher.stopped
+    matcher = StopMatcher(["aab"])
+    assert matcher.push("xaa", may_stop=False) == "x"
+    assert matcher.push("b") == ""
+    assert matcher.stopped
+
+
+def test_what_a_stop_string_that_came_too_early_ends_with_may_begin_the_next() -> None:
+    matcher = StopMatcher(["aba"])
+    assert matcher.push("aba", may_stop=False) == "ab"
+    assert matcher.push("ba") == ""
+    assert matcher.stopped

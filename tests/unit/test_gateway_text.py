@@ -155,3 +155,23 @@ async def test_a_failure_in_the_worker_is_an_error() -> None:
     news = await one.news()
     assert news.finish is None
     assert "failed in the worker" in str(news.error)
+
+
+async def test_a_stop_string_does_not_end_an_answer_before_min_tokens() -> None:
+    wanted = Wanted(RequestId("r"), (1,), 100, Sampling(min_tokens=4), ignore_eos=False, eos_ids=BYTES.eos_ids)
+    one = Ongoing(Answer(wanted), AnswerText(BYTES.detokenizer(), ["b"], min_tokens=4), started_s=0.0)
+    one.hear(WORKER, row(0, b"abab"), 0.0)
+    assert (await one.news()).text == "abab"
+    one.hear(WORKER, row(4, b"ab"), 0.0)
+    news = await one.news()
+    assert (news.text, news.completion_tokens, news.finish) == ("a", 6, "stop")
+
+
+async def test_a_stop_token_is_counted_and_never_shown_even_if_the_models_own_are_ignored() -> None:
+    asked = Sampling(stop_token_ids=(ord("!"),))
+    wanted = Wanted(RequestId("r"), (1,), 9, asked, ignore_eos=True, eos_ids=BYTES.eos_ids)
+    one = Ongoing(Answer(wanted), AnswerText(BYTES.detokenizer(), ()), started_s=0.0)
+    one.hear(WORKER, row(0, b"hi!", "stop"), 0.0)
+    news = await one.news()
+    assert (news.text, news.completion_tokens, news.finish) == ("hi", 3, "stop")
+    assert one.answer.complete() == "stop"

@@ -1,0 +1,73 @@
+"""How tokens are to be drawn: as the request says, else as the model's own generation config says. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from services.gateway.bodies import GenerationBody
+from services.gateway.tokenizer import ModelTokenizer
+from shared.errors import InvalidParameter
+from shared.protocol.messages import Bias, Sampling
+
+MAX_BIASES = 1024
+MAX_STOP_TOKENS = 128
+_ID_DIGITS = 10
+
+
+def sampling_of(body: GenerationBody, tokenizer: ModelTokenizer, drawn_seed: int) -> Sampling:
+    """Return how tokens are drawn. Raises InvalidParameter for tokens that the vocabulary does not have."""
+    defaults = tokenizer.defaults
+    return Sampling(
+        temperature=_given(body.temperature, defaults.temperature),
+        top_p=_given(body.top_p, defaults.top_p),
+        top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
+        seed=drawn_seed if body.seed is None else body.seed,
+        min_p=_given(body.min_p, defaults.min_p),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
+        min_tokens=body.min_tokens,
+        biases=_biases(body, tokenizer.vocabulary),
+        stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
+    )
+
+
+def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:
+    """Return the same with a seed of its own; that of the first choice is the seed itself."""
+    if not choice:
+        return sampling
+    data = f"{sampling.seed}/{choice}".encode()
+    drawn = int.from_bytes(hashlib.blake2b(data, digest_size=8, person=b"choice").digest(), "little", signed=True)
+    return replace(sampling, seed=drawn)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _biases(body: GenerationBody, vocabulary: int) -> tuple[Bias, ...]:
+    biases = body.logit_bias or {}
+    if len(biases) > MAX_BIASES:
+        raise InvalidParameter(f"logit_bias: at most {MAX_BIASES} tokens", param="logit_bias")
+    return tuple(Bias(_id_of(key, vocabulary), bias) for key, bias in biases.items() if bias)
+
+
+def _id_of(key: str, vocabulary: int) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= _ID_DIGITS) or int(key) >= vocabulary:
+        raise InvalidParameter(
+            f"logit_bias: {key[:64]!r} is not the id of one of the {vocabulary} tokens", param="logit_bias"
+        )
+    return int(key)
+
+
+def _stop_token_ids(body: GenerationBody, vocabulary: int) -> tuple[int, ...]:
+    ids: Sequence[int] = body.stop_token_ids or ()
+    if len(ids) > MAX_STOP_TOKENS:
+        raise InvalidParameter(f"stop_token_ids: at most {MAX_STOP_TOKENS} tokens", param="stop_token_ids")
+    for token_id in ids:
+        if not 0 <= token_id < vocabulary:
+            raise InvalidParameter(
+                f"stop_token_ids: {token_id} is not the id of one of the {vocabulary} tokens", param="stop_token_ids"
+            )
+    return tuple(dict.fromkeys(ids))

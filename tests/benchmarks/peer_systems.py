@@ -79,7 +79,7 @@ class Ours:
             except AssertionError as error:
                 raise LeftOut(f"ours does not get ready: {tail_of(str(error))}") from error
             time.sleep(run.time.at_most(self.settle_s))
-            yield from _served(OURS, Server(host, port, _model_of(host, port)), run)
+            yield from _served(OURS, Server(host, port, model_of(host, port)), run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ServedPeer:
         port = _free_port()
         with _logged(self.peers, self.peers.command("serve", self.name, str(port))) as running:
             _wait_until_served(running, port, run.time.at_most(_PEER_READY_S))
-            yield from _served(self.name, Server("127.0.0.1", port, _model_of("127.0.0.1", port)), run)
+            yield from _served(self.name, Server("127.0.0.1", port, model_of("127.0.0.1", port)), run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _wait_until_served(running: Session, port: int, within_s: float) -> None:
         if status is not None:
             raise LeftOut(f"it {_ended(status)}: {running.tail}")
         try:
-            _model_of("127.0.0.1", port)
+            model_of("127.0.0.1", port)
         except (OSError, LeftOut, http.client.HTTPException):
             time.sleep(_LOOK_S)
         else:
@@ -161,7 +161,7 @@ def _wait_until_served(running: Session, port: int, within_s: float) -> None:
     raise LeftOut(f"it does not serve after {within_s:.0f} s: {running.tail}")
 
 
-def _model_of(host: str, port: int) -> str:
+def model_of(host: str, port: int) -> str:
     """Return the first model that a server lists. Raises `LeftOut`, OSError, HTTPException."""
     connection = http.client.HTTPConnection(host, port, timeout=_ASK_S)
     try:

@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from services.gateway.asked import chat_of
-from services.gateway.bodies import ChatBody, ChatMessage, read_body
+from services.gateway.bodies import INT32_MAX, ChatBody, ChatMessage, read_body
 from services.gateway.desk import Desk
 from services.gateway.facts import json_response, unknown_model
 from services.gateway.formats import to_json
@@ -19,6 +19,7 @@ from shared.errors import InvalidParameter
 MAX_CHARACTERS = 1_000_000
 """A text may be longer than the model's context, but an answer of its tokens has to be written in one piece."""
 
+TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 
 
@@ -46,7 +47,7 @@ class TokenizeAnswer(Struct, frozen=True):
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of /detokenize."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
 
 
@@ -108,7 +109,7 @@ def _tokens_of(body: TokenizeBody, tokenizer: ModelTokenizer) -> tuple[int, ...]
 
 def _detokenized(body: DetokenizeBody, tokenizer: ModelTokenizer) -> bytes:
     for token in body.tokens:
-        if not 0 <= token < tokenizer.vocabulary:
+        if token >= tokenizer.vocabulary:
             raise InvalidParameter(
                 f"tokens: {token} is not in the vocabulary of {tokenizer.vocabulary} tokens", param="tokens"
             )

@@ -62,8 +62,9 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/detokenize", {}, 400, "tokens"),
     ("/detokenize", {"tokens": ["a"]}, 400, "tokens[0]"),
     ("/detokenize", {"tokens": [VOCABULARY]}, 400, "tokens"),
-    ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
     ("/detokenize", {"tokens": [2**70]}, 400, "tokens[0]"),
+    ("/detokenize", {"tokens": [10**4000]}, 400, "tokens[0]"),
     ("/detokenize", {"tokens": [1], "model": "other"}, 404, "model"),
 ]
 

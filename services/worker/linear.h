@@ -50,6 +50,14 @@ struct linear_call {
 #include "linear_stream.h"
 #include "linear_pack.h"
 #include "linear_epilogue.h"
+
+/* What is done while sums are made, a little with each step: neither memory nor the tiles have to wait for it. */
+struct linear_beside {
+    struct linear_stream stream;
+    struct linear_pending pending;
+    int lines; /* to call with each step */
+};
+
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && !defined(LINEAR_NO_AMX)
 #include "linear_amx.h"
 #else
@@ -66,7 +74,7 @@ struct linear_scratch {
 
 struct linear_task {
     const struct linear_call *call;
-    struct linear_stream stream;
+    struct linear_beside beside;
     struct linear_scratch *scratch;
     int64_t blocks; /* of all rows */
 };
@@ -77,8 +85,8 @@ static const char *linear_chunk(struct linear_task *task, int64_t panel, int64_t
     const char *packed = (const char *)w->packed + panel * linear_panel_bytes(w->in, w->kind);
     if (w->kind == LINEAR_BF16) return packed + from * STEP_BYTES;
     const float *scales = w->scales + panel * linear_groups(w->in) * PANEL;
-    linear_widen((const int8_t *)packed, scales, from, to, task->scratch->widened, &task->stream,
-                 task->blocks == 1 ? STEP_BYTES / 2 / 64 : 0);
+    linear_widen((const int8_t *)packed, scales, from, to, task->scratch->widened, &task->beside.stream,
+                 task->blocks == 1);
     return (const char *)task->scratch->widened;
 }
 
@@ -92,8 +100,6 @@ static int64_t linear_chunk_steps(const struct linear_task *task) {
 static void linear_group(struct linear_task *task, int64_t panel, int64_t first, int64_t end) {
     const struct linear_call *call = task->call;
     int64_t steps = call->w->in / STEP, each = linear_chunk_steps(task);
-    int64_t lines = linear_panel_bytes(STEP, call->w->kind) / 64;
-    int ahead = task->blocks > 1 || call->w->kind == LINEAR_BF16 ? (int)((lines + task->blocks - 1) / task->blocks) : 0;
     for (int64_t from = 0; from < steps; from += each) {
         int64_t to = from + each < steps ? from + each : steps;
         const char *weights = linear_chunk(task, panel, from, to);
@@ -101,8 +107,8 @@ static void linear_group(struct linear_task *task, int64_t panel, int64_t first,
             int64_t row = block * ROW_BLOCK, rows = call->rows - row < ROW_BLOCK ? call->rows - row : ROW_BLOCK;
             float *sums = task->scratch->sums[each < steps ? block - first : 0];
             linear_rows(rows, call->x + row * call->x_stride + from * STEP, call->x_stride, weights, to - from, sums,
-                        from > 0, &task->stream, ahead);
-            if (to == steps) linear_finish(call, panel, row, rows, sums);
+                        from > 0, &task->beside);
+            if (to == steps) linear_to_finish(&task->beside.pending, panel, row, rows, sums);
         }
     }
 }
@@ -112,18 +118,28 @@ static void linear_panel(struct linear_task *task, int64_t panel) {
         linear_group(task, panel, block, block + GROUP_BLOCKS < task->blocks ? block + GROUP_BLOCKS : task->blocks);
 }
 
+/* Cache lines to call with each step that a row block is multiplied by; widening calls for its own. */
+static int linear_lines(const struct linear_task *task) {
+    int64_t kind = task->call->w->kind, lines = linear_panel_bytes(STEP, kind) / 64;
+    if (kind == LINEAR_INT8 && task->blocks == 1) return 0;
+    return (int)((lines + task->blocks - 1) / task->blocks);
+}
+
 /* Each thread of the team calls this with the same call and the same counter, which was 0 before; barriers are the
  * caller's. */
 static void linear_work(const struct linear_call *call, _Atomic int64_t *taken) {
     struct linear_scratch scratch;
-    struct linear_task task = {.call = call, .scratch = &scratch, .blocks = (call->rows + ROW_BLOCK - 1) / ROW_BLOCK};
     if (call->rows <= 0) return;
-    int64_t panel_bytes = linear_panel_bytes(call->w->in, call->w->kind);
-    linear_stream_begin(&task.stream, call->w, taken, task.blocks > 1);
+    struct linear_task task = {.call = call, .scratch = &scratch, .blocks = (call->rows + ROW_BLOCK - 1) / ROW_BLOCK};
+    struct linear_stream *stream = &task.beside.stream;
+    task.beside.pending.call = call;
+    task.beside.lines = linear_lines(&task);
+    linear_stream_begin(stream, call->w, taken, task.blocks > 1);
     int64_t first, end;
-    while (linear_stream_next(&task.stream, &first, &end))
+    while (linear_stream_next(stream, &first, &end))
         for (int64_t panel = first; panel < end; panel++) {
-            task.stream.due += panel_bytes;
+            stream->due += stream->panel_bytes;
             linear_panel(&task, panel);
         }
+    linear_finish(&task.beside.pending, ROW_BLOCK);
 }

@@ -11,8 +11,9 @@
 
 /* Tiles: sums of the upper rows 0, 1, of the lower rows 2, 3; rows of x 4, 5; weights 6, 7. */
 INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
-                         float *sums, int is_more, struct linear_stream *stream, int lines) {
+                         float *sums, int is_more, struct linear_beside *beside) {
     const int width = PANEL * sizeof(float);
+    int64_t finished_each = (beside->pending.rows + steps - 1) / steps;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -24,7 +25,8 @@ INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const 
         if (is_two) _tile_loadd(3, sums + 16 * PANEL + 16, width);
     }
     for (int64_t step = 0; step < steps; step++, x += STEP, weights += STEP_BYTES) {
-        linear_stream_call(stream, lines);
+        linear_stream_call(&beside->stream, beside->lines);
+        linear_finish(&beside->pending, finished_each);
         _tile_loadd(4, x, x_stride * 2);
         _tile_loadd(6, weights, 64);
         _tile_loadd(7, weights + TILE, 64);
@@ -36,6 +38,7 @@ INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const 
             _tile_dpbf16ps(3, 5, 7);
         }
     }
+    linear_finish(&beside->pending, ROW_BLOCK); /* their sums may lie where these go */
     _tile_stored(0, sums, width);
     _tile_stored(1, sums + 16, width);
     if (is_two) _tile_stored(2, sums + 16 * PANEL, width);
@@ -44,9 +47,9 @@ INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const 
 
 /* sums[row][output] = (is_more: what it was, else 0) + x W^T over some steps. */
 static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
-                        float *sums, int is_more, struct linear_stream *stream, int lines) {
-    if (rows > 16) linear_tiles(1, x, x_stride, weights, steps, sums, is_more, stream, lines);
-    else linear_tiles(0, x, x_stride, weights, steps, sums, is_more, stream, lines);
+                        float *sums, int is_more, struct linear_beside *beside) {
+    if (rows > 16) linear_tiles(1, x, x_stride, weights, steps, sums, is_more, beside);
+    else linear_tiles(0, x, x_stride, weights, steps, sums, is_more, beside);
 }
 
 /* Returns 0 if this process may use the tiles. */

@@ -97,32 +97,57 @@ INLINE void linear_finish_row(const float *sums, const float *bias, struct linea
     }
 }
 
+/* Rows of a panel that have been summed and not yet finished: that is done beside the next sums. */
+struct linear_pending {
+    const struct linear_call *call;
+    const float *sums;
+    int64_t panel, row, rows, done;
+    float bias[PANEL] __attribute__((aligned(64)));
+};
+
 /* One loop for each way, so that no row asks which. */
-INLINE void linear_finish_as(const struct linear_call *call, int64_t panel, int64_t row, int64_t rows,
-                             const float *sums, const float *bias, int64_t epilogue, int64_t activation) {
+INLINE void linear_finish_as(struct linear_pending *pending, int64_t rows, int64_t epilogue, int64_t activation) {
+    const struct linear_call *call = pending->call;
     int is_gated = epilogue == EPILOGUE_GATED;
-    int64_t columns = is_gated ? call->w->out / 2 : call->w->out, column = panel * (is_gated ? PANEL / 2 : PANEL);
+    int64_t columns = is_gated ? call->w->out / 2 : call->w->out;
+    int64_t column = pending->panel * (is_gated ? PANEL / 2 : PANEL);
     struct linear_way_out to = {.left = columns - column, .is_float = (int)call->y_is_float};
-    for (int64_t i = 0; i < rows; i++) {
-        to.y = (char *)call->y + ((row + i) * call->y_stride + column) * (to.is_float ? 4 : 2);
-        if (epilogue == EPILOGUE_ADD) to.add = call->add + (row + i) * call->add_stride + column;
-        linear_finish_row(sums + i * PANEL, bias, to, epilogue, activation);
+    for (int64_t i = pending->done; i < pending->done + rows; i++) {
+        to.y = (char *)call->y + ((pending->row + i) * call->y_stride + column) * (to.is_float ? 4 : 2);
+        if (epilogue == EPILOGUE_ADD) to.add = call->add + (pending->row + i) * call->add_stride + column;
+        linear_finish_row(pending->sums + i * PANEL, pending->bias, to, epilogue, activation);
     }
 }
 
-static void linear_finish(const struct linear_call *call, int64_t panel, int64_t row, int64_t rows, const float *sums) {
-    float bias[PANEL] __attribute__((aligned(64))) = {0};
-    int64_t left = call->w->out - panel * PANEL, activation = call->activation;
-    if (call->w->bias) memcpy(bias, call->w->bias + panel * PANEL, (left < PANEL ? left : PANEL) * sizeof *bias);
-#define AS(EPILOGUE, ACTIVATION) linear_finish_as(call, panel, row, rows, sums, bias, EPILOGUE, ACTIVATION)
-    switch (call->epilogue) {
-    case EPILOGUE_ADD: AS(EPILOGUE_ADD, 0); break;
-    case EPILOGUE_ACTIVATED: AS(EPILOGUE_ACTIVATED, activation); break;
+static __attribute__((noinline)) void linear_finish_rows(struct linear_pending *pending, int64_t rows) {
+    int64_t left = pending->rows - pending->done, activation = pending->call->activation;
+    rows = rows < left ? rows : left;
+    switch (pending->call->epilogue) {
+    case EPILOGUE_ADD: linear_finish_as(pending, rows, EPILOGUE_ADD, 0); break;
+    case EPILOGUE_ACTIVATED: linear_finish_as(pending, rows, EPILOGUE_ACTIVATED, activation); break;
     case EPILOGUE_GATED:
-        if (activation == ACT_SILU) AS(EPILOGUE_GATED, ACT_SILU);
-        else AS(EPILOGUE_GATED, activation);
+        if (activation == ACT_SILU) linear_finish_as(pending, rows, EPILOGUE_GATED, ACT_SILU);
+        else linear_finish_as(pending, rows, EPILOGUE_GATED, activation);
         break;
-    default: AS(EPILOGUE_NONE, 0);
+    default: linear_finish_as(pending, rows, EPILOGUE_NONE, 0);
     }
-#undef AS
+    pending->done += rows;
+}
+
+/* Up to so many of the rows that wait. */
+INLINE void linear_finish(struct linear_pending *pending, int64_t rows) {
+    if (pending->done < pending->rows) linear_finish_rows(pending, rows);
+}
+
+/* The rows before must be finished. */
+static void linear_to_finish(struct linear_pending *pending, int64_t panel, int64_t row, int64_t rows,
+                             const float *sums) {
+    const struct linear *w = pending->call->w;
+    int64_t left = w->out - panel * PANEL;
+    if (w->bias) memcpy(pending->bias, w->bias + panel * PANEL, (left < PANEL ? left : PANEL) * sizeof(float));
+    pending->panel = panel;
+    pending->row = row;
+    pending->rows = rows;
+    pending->done = 0;
+    pending->sums = sums;
 }

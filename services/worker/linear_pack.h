@@ -76,18 +76,19 @@ INLINE void linear_widen_row(const int8_t *from, const float *pairs, uint16_t *t
 }
 #endif
 
-/* Steps [from, to) of a panel; `from` begins a group. Of what comes next, so many lines are called for each step. */
+#define ROWS_A_CALL 4 /* rows of a tile, after which their bytes' worth of what comes next is called */
+
+/* Steps [from, to) of a panel; `from` begins a group. */
 static void linear_widen(const int8_t *panel, const float *scales, int64_t from, int64_t to, uint16_t *widened,
-                         struct linear_stream *stream, int lines) {
+                         struct linear_stream *stream, int calls) {
     float pairs[2 * PANEL] __attribute__((aligned(64)));
     for (int64_t step = from; step < to; step++) {
         if (step * STEP % GROUP == 0)
             for (int i = 0; i < 2 * PANEL; i++) pairs[i] = scales[step * STEP / GROUP * PANEL + i / 2];
         const int8_t *bytes = panel + step * STEP_BYTES / 2;
-        for (int tile = 0; tile < 2; tile++) {
-            linear_stream_call(stream, lines / 2);
-            for (int row = 0; row < 16; row++, bytes += 32, widened += 32)
-                linear_widen_row(bytes, pairs + tile * 32, widened);
+        for (int row = 0; row < 32; row++, bytes += 32, widened += 32) {
+            if (calls && row % ROWS_A_CALL == 0) linear_stream_call(stream, ROWS_A_CALL * 32 / 64);
+            linear_widen_row(bytes, pairs + row / 16 * 32, widened);
         }
     }
 }

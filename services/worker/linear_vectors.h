@@ -54,16 +54,17 @@ INLINE void linear_block(int rows, const uint16_t *x, int64_t x_stride, const ch
 
 /* sums[row][output] = (is_more: what it was, else 0) + x W^T over some steps. */
 static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
-                        float *sums, int is_more, struct linear_stream *stream, int lines) {
+                        float *sums, int is_more, struct linear_beside *beside) {
     int64_t blocks = (rows + WIDE_ROWS - 1) / WIDE_ROWS, each = (rows + blocks - 1) / blocks;
     int64_t passes = blocks * (PANEL / WIDE);
-    lines = (int)((lines + passes - 1) / passes);
+    int lines = (int)((beside->lines + passes - 1) / passes);
+    linear_finish(&beside->pending, ROW_BLOCK);
     for (int64_t row = 0; row < rows; row += each)
         for (int column = 0; column < PANEL; column += WIDE) {
             const uint16_t *from = x + row * x_stride;
             float *to = sums + row * PANEL;
 #define CASE(N) \
-    case N: linear_block(N, from, x_stride, weights, steps, column, to, is_more, stream, lines); break;
+    case N: linear_block(N, from, x_stride, weights, steps, column, to, is_more, &beside->stream, lines); break;
             switch (row + each < rows ? each : rows - row) { FOR_EACH_WIDE_ROW_COUNT(CASE) }
 #undef CASE
         }

@@ -64,8 +64,7 @@ struct linear_beside {
 #include "linear_vectors.h"
 #endif
 
-#define CHUNK_STEPS 64     /* steps of a panel that are multiplied by one row block after the other */
-#define INT8_FEW_STEPS 8   /* the same for a single block: what has been widened stays in the first cache */
+#define CHUNK_STEPS 64 /* steps of a panel that are multiplied by one row block after the other */
 
 struct linear_scratch {
     float sums[GROUP_BLOCKS][ROW_BLOCK * PANEL] __attribute__((aligned(64)));
@@ -79,34 +78,35 @@ struct linear_task {
     int64_t blocks; /* of all rows */
 };
 
-/* Steps [from, to) of a panel, as bfloat16. */
-static const char *linear_chunk(struct linear_task *task, int64_t panel, int64_t from, int64_t to) {
+/* Steps [from, to) of a panel. What several blocks need is widened once. */
+static struct linear_weights linear_chunk(struct linear_task *task, int64_t panel, int64_t from, int64_t to) {
     const struct linear *w = task->call->w;
     const char *packed = (const char *)w->packed + panel * linear_panel_bytes(w->in, w->kind);
-    if (w->kind == LINEAR_BF16) return packed + from * STEP_BYTES;
-    const float *scales = w->scales + panel * linear_groups(w->in) * PANEL;
-    linear_widen((const int8_t *)packed, scales, from, to, task->scratch->widened, &task->beside.stream,
-                 task->blocks == 1);
-    return (const char *)task->scratch->widened;
-}
-
-static int64_t linear_chunk_steps(const struct linear_task *task) {
-    const struct linear *w = task->call->w;
-    if (task->blocks > 1) return CHUNK_STEPS;
-    return w->kind == LINEAR_BF16 ? w->in / STEP : INT8_FEW_STEPS;
+    struct linear_weights weights = {.room = task->scratch->widened};
+    if (w->kind == LINEAR_BF16) {
+        weights.tiles = packed + from * STEP_BYTES;
+        return weights;
+    }
+    weights.bytes = (const int8_t *)packed + from * STEP_BYTES / 2;
+    weights.scales = w->scales + (panel * linear_groups(w->in) + from * STEP / GROUP) * PANEL;
+    if (task->blocks > 1) {
+        linear_widen(&weights, to - from, &task->beside.stream, task->beside.lines);
+        weights.tiles = (const char *)weights.room;
+    }
+    return weights;
 }
 
 /* Row blocks [first, end) of one panel; their sums wait in scratch from chunk to chunk. */
 static void linear_group(struct linear_task *task, int64_t panel, int64_t first, int64_t end) {
     const struct linear_call *call = task->call;
-    int64_t steps = call->w->in / STEP, each = linear_chunk_steps(task);
+    int64_t steps = call->w->in / STEP, each = task->blocks > 1 ? CHUNK_STEPS : steps;
     for (int64_t from = 0; from < steps; from += each) {
         int64_t to = from + each < steps ? from + each : steps;
-        const char *weights = linear_chunk(task, panel, from, to);
+        struct linear_weights weights = linear_chunk(task, panel, from, to);
         for (int64_t block = first; block < end; block++) {
             int64_t row = block * ROW_BLOCK, rows = call->rows - row < ROW_BLOCK ? call->rows - row : ROW_BLOCK;
             float *sums = task->scratch->sums[each < steps ? block - first : 0];
-            linear_rows(rows, call->x + row * call->x_stride + from * STEP, call->x_stride, weights, to - from, sums,
+            linear_rows(rows, call->x + row * call->x_stride + from * STEP, call->x_stride, &weights, to - from, sums,
                         from > 0, &task->beside);
             if (to == steps) linear_to_finish(&task->beside.pending, panel, row, rows, sums);
         }
@@ -118,11 +118,11 @@ static void linear_panel(struct linear_task *task, int64_t panel) {
         linear_group(task, panel, block, block + GROUP_BLOCKS < task->blocks ? block + GROUP_BLOCKS : task->blocks);
 }
 
-/* Cache lines to call with each step that a row block is multiplied by; widening calls for its own. */
+/* Cache lines to call with each step that something goes through: widening for several blocks, and each block. */
 static int linear_lines(const struct linear_task *task) {
     int64_t kind = task->call->w->kind, lines = linear_panel_bytes(STEP, kind) / 64;
-    if (kind == LINEAR_INT8 && task->blocks == 1) return 0;
-    return (int)((lines + task->blocks - 1) / task->blocks);
+    int64_t passes = task->blocks + (kind == LINEAR_INT8 && task->blocks > 1);
+    return (int)((lines + passes - 1) / passes);
 }
 
 /* Each thread of the team calls this with the same call and the same counter, which was 0 before; barriers are the

@@ -9,9 +9,20 @@
 
 #define LINEAR_VARIANT "amx"
 
+/* In turn in one of several places: a step can be widened while the one before is multiplied. */
+INLINE const char *linear_widened(const struct linear_weights *w, int64_t step, float *pairs,
+                                  struct linear_beside *beside) {
+    uint16_t *room = w->room + step % 4 * (STEP_BYTES / 2);
+    if (step * STEP % GROUP == 0) linear_spread(w->scales + step * STEP / GROUP * PANEL, pairs);
+    linear_widen_step(w->bytes + step * STEP_BYTES / 2, pairs, room, &beside->stream, beside->lines);
+    return (const char *)room;
+}
+
 /* Tiles: sums of the upper rows 0, 1, of the lower rows 2, 3; rows of x 4, 5; weights 6, 7. */
-INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
-                         float *sums, int is_more, struct linear_beside *beside) {
+INLINE void linear_tiles(int is_two, int is_int8, const uint16_t *x, int64_t x_stride, const struct linear_weights *w,
+                         int64_t steps, float *sums, int is_more, struct linear_beside *beside) {
+    const char *weights = w->tiles;
+    float pairs[2 * PANEL] __attribute__((aligned(64)));
     const int width = PANEL * sizeof(float);
     int64_t finished_each = (beside->pending.rows + steps - 1) / steps;
     _tile_zero(0);
@@ -25,7 +36,8 @@ INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const 
         if (is_two) _tile_loadd(3, sums + 16 * PANEL + 16, width);
     }
     for (int64_t step = 0; step < steps; step++, x += STEP, weights += STEP_BYTES) {
-        linear_stream_call(&beside->stream, beside->lines);
+        if (is_int8) weights = linear_widened(w, step, pairs, beside);
+        else linear_stream_call(&beside->stream, beside->lines);
         linear_finish(&beside->pending, finished_each);
         _tile_loadd(4, x, x_stride * 2);
         _tile_loadd(6, weights, 64);
@@ -46,10 +58,14 @@ INLINE void linear_tiles(int is_two, const uint16_t *x, int64_t x_stride, const 
 }
 
 /* sums[row][output] = (is_more: what it was, else 0) + x W^T over some steps. */
-static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
-                        float *sums, int is_more, struct linear_beside *beside) {
-    if (rows > 16) linear_tiles(1, x, x_stride, weights, steps, sums, is_more, beside);
-    else linear_tiles(0, x, x_stride, weights, steps, sums, is_more, beside);
+static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const struct linear_weights *w,
+                        int64_t steps, float *sums, int is_more, struct linear_beside *beside) {
+    switch ((rows > 16) * 2 + !w->tiles) {
+    case 0: linear_tiles(0, 0, x, x_stride, w, steps, sums, is_more, beside); break;
+    case 1: linear_tiles(0, 1, x, x_stride, w, steps, sums, is_more, beside); break;
+    case 2: linear_tiles(1, 0, x, x_stride, w, steps, sums, is_more, beside); break;
+    default: linear_tiles(1, 1, x, x_stride, w, steps, sums, is_more, beside);
+    }
 }
 
 /* Returns 0 if this process may use the tiles. */

@@ -76,19 +76,42 @@ INLINE void linear_widen_row(const int8_t *from, const float *pairs, uint16_t *t
 }
 #endif
 
-#define ROWS_A_CALL 4 /* rows of a tile, after which their bytes' worth of what comes next is called */
+/* Where weights are to be had for a product: as bfloat16, or as bytes that are widened on the way. */
+struct linear_weights {
+    const char *tiles;   /* NULL: from bytes */
+    const int8_t *bytes; /* whole groups, from their first on */
+    const float *scales;
+    uint16_t *room;
+};
 
-/* Steps [from, to) of a panel; `from` begins a group. */
-static void linear_widen(const int8_t *panel, const float *scales, int64_t from, int64_t to, uint16_t *widened,
-                         struct linear_stream *stream, int calls) {
+/* The scales of a group, each twice: both inputs of a pair have the same. */
+INLINE void linear_spread(const float *scales, float *pairs) {
+#if LANES == 16
+    const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    for (int tile = 0; tile < 2; tile++) {
+        __m512 given = (__m512)load(scales + 16 * tile);
+        store(pairs + 32 * tile, (vf)_mm512_permutexvar_ps(low, given));
+        store(pairs + 32 * tile + 16, (vf)_mm512_permutexvar_ps(_mm512_add_epi32(low, _mm512_set1_epi32(8)), given));
+    }
+#else
+    for (int i = 0; i < 2 * PANEL; i++) pairs[i] = scales[i / 2];
+#endif
+}
+
+/* One step of a panel. With every other row a line of what comes next is called, up to so many. */
+INLINE void linear_widen_step(const int8_t *bytes, const float *pairs, uint16_t *to, struct linear_stream *stream,
+                              int lines) {
+    for (int row = 0; row < 32; row++) {
+        if (row % 2 == 0 && row / 2 < lines) linear_stream_call(stream, 1);
+        linear_widen_row(bytes + 32 * row, pairs + row / 16 * 32, to + 32 * row);
+    }
+}
+
+/* So many steps; the first begins a group. */
+static void linear_widen(const struct linear_weights *from, int64_t steps, struct linear_stream *stream, int lines) {
     float pairs[2 * PANEL] __attribute__((aligned(64)));
-    for (int64_t step = from; step < to; step++) {
-        if (step * STEP % GROUP == 0)
-            for (int i = 0; i < 2 * PANEL; i++) pairs[i] = scales[step * STEP / GROUP * PANEL + i / 2];
-        const int8_t *bytes = panel + step * STEP_BYTES / 2;
-        for (int row = 0; row < 32; row++, bytes += 32, widened += 32) {
-            if (calls && row % ROWS_A_CALL == 0) linear_stream_call(stream, ROWS_A_CALL * 32 / 64);
-            linear_widen_row(bytes, pairs + row / 16 * 32, widened);
-        }
+    for (int64_t step = 0; step < steps; step++) {
+        if (step * STEP % GROUP == 0) linear_spread(from->scales + step * STEP / GROUP * PANEL, pairs);
+        linear_widen_step(from->bytes + step * STEP_BYTES / 2, pairs, from->room + step * STEP_BYTES / 2, stream, lines);
     }
 }

@@ -52,22 +52,41 @@ INLINE void linear_block(int rows, const uint16_t *x, int64_t x_stride, const ch
     EACH_WIDE_ROW EACH_WIDE_VECTOR store(sums + r * PANEL + column + v * LANES, sum[r][v]);
 }
 
-/* sums[row][output] = (is_more: what it was, else 0) + x W^T over some steps. */
-static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
-                        float *sums, int is_more, struct linear_beside *beside) {
+static void linear_blocks(int64_t rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
+                          float *sums, int is_more, struct linear_stream *stream, int lines) {
     int64_t blocks = (rows + WIDE_ROWS - 1) / WIDE_ROWS, each = (rows + blocks - 1) / blocks;
     int64_t passes = blocks * (PANEL / WIDE);
-    int lines = (int)((beside->lines + passes - 1) / passes);
-    linear_finish(&beside->pending, ROW_BLOCK);
+    lines = (int)((lines + passes - 1) / passes);
     for (int64_t row = 0; row < rows; row += each)
         for (int column = 0; column < PANEL; column += WIDE) {
             const uint16_t *from = x + row * x_stride;
             float *to = sums + row * PANEL;
 #define CASE(N) \
-    case N: linear_block(N, from, x_stride, weights, steps, column, to, is_more, &beside->stream, lines); break;
+    case N: linear_block(N, from, x_stride, weights, steps, column, to, is_more, stream, lines); break;
             switch (row + each < rows ? each : rows - row) { FOR_EACH_WIDE_ROW_COUNT(CASE) }
 #undef CASE
         }
+}
+
+#define WIDENED_STEPS 4 /* widened and multiplied at a time: they stay in the first cache */
+
+/* sums[row][output] = (is_more: what it was, else 0) + x W^T over some steps. */
+static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const struct linear_weights *w,
+                        int64_t steps, float *sums, int is_more, struct linear_beside *beside) {
+    linear_finish(&beside->pending, ROW_BLOCK);
+    if (w->tiles) {
+        linear_blocks(rows, x, x_stride, w->tiles, steps, sums, is_more, &beside->stream, beside->lines);
+        return;
+    }
+    for (int64_t from = 0; from < steps; from += WIDENED_STEPS) {
+        struct linear_weights some = *w;
+        int64_t count = from + WIDENED_STEPS < steps ? WIDENED_STEPS : steps - from;
+        some.bytes += from * STEP_BYTES / 2;
+        some.scales += from * STEP / GROUP * PANEL;
+        linear_widen(&some, count, &beside->stream, beside->lines);
+        linear_blocks(rows, x + from * STEP, x_stride, (const char *)some.room, count, sums, is_more || from,
+                      &beside->stream, 0);
+    }
 }
 
 static int linear_init(void) { return 0; }

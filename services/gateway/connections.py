@@ -57,8 +57,10 @@ class Connection(web.RequestHandler):
         super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Wait for nothing any more."""
+        """Wait for nothing any more. A time-out is the system's word that the client took nothing for too long."""
         self._stop_waiting()
+        if isinstance(exc, TimeoutError):
+            self._bounds.on_dropped()
         super().connection_lost(exc)
 
     def headers_came(self) -> None:

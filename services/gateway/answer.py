@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.ids import EntryId, GatewayId, RequestId, WorkerId, entry_key
-from shared.protocol.messages import Finish, Sampling, SubmitRequest, TokenRow
+from shared.protocol.messages import Finish, Logprobs, Sampling, SubmitRequest, TokenRow
 
 FRUITLESS_ATTEMPTS = 3
 """Attempts in a row without a new token after which a request is given up."""
+
+
+NOBODY = RequestId("")
+"""Whose prompt is computed by an answer that waits for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Wanted:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    shares_with: RequestId = NOBODY
 
     def is_ended_by(self, token_id: int) -> bool:
         """Return whether a token ends the answer: it is counted, and never shown."""
@@ -41,6 +46,8 @@ class Accepted:
 
     token_ids: tuple[int, ...] = ()
     finish: Finish | None = None
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each token, if the worker told any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class Answer:
             priority=wanted.priority,
             tenant=wanted.tenant,
             cache_salt=wanted.cache_salt,
+            shares_with=wanted.shares_with,
         )
 
     def submitted(self, attempt: int, entry: EntryId) -> None:
@@ -113,11 +121,11 @@ class Answer:
         self.worker = worker
         if row.first_index + len(row.token_ids) < have:
             return Accepted()
-        new = row.token_ids[have - row.first_index :]
+        new, logprobs = row.token_ids[have - row.first_index :], row.logprobs[have - row.first_index :]
         self.output_ids += new
         if new and self._cached_tokens is None:
             self._cached_tokens = max(0, min(row.cached_tokens, len(self.wanted.prompt_ids)))
-        return Accepted(new, row.finish)
+        return Accepted(new, row.finish, logprobs)
 
     def is_missing(self, read_to: EntryId, held_attempt: int | None) -> bool:
         """Say whether the leader, who has read that far and holds that attempt, no longer knows of this one."""

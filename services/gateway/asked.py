@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.bodies import INT64_MAX, INT64_MIN, ChatBody, CompletionBody, GenerationBody
+from services.gateway.bodies import INT64_MAX, INT64_MIN, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter, PromptTooLong
 
@@ -47,13 +47,34 @@ def check_least(body: GenerationBody, max_tokens: int) -> None:
 
 def check(body: GenerationBody) -> None:
     """Raise InvalidParameter for what the types alone do not say."""
-    if body.n != 1:
-        raise InvalidParameter("n: only one answer per request is served (n must be 1)", param="n")
     if body.seed is not None and not INT64_MIN <= body.seed <= INT64_MAX:
         raise InvalidParameter("seed: it must fit into 64 bits", param="seed")
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options: only allowed when stream is true", param="stream_options")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise InvalidParameter("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
+    if isinstance(body, CompletionBody) and body.best_of is not None:
+        _check_best_of(body, body.best_of)
     stops_of(body)
+
+
+def _check_best_of(body: CompletionBody, best_of: int) -> None:
+    if best_of < body.n:
+        raise InvalidParameter(f"best_of: it must be at least n, which is {body.n}", param="best_of")
+    if body.stream and best_of > body.n:
+        raise InvalidParameter("best_of: more than n only when stream is false", param="best_of")
+
+
+def answers_each(body: ChatBody | CompletionBody) -> int:
+    """Return how many answers are computed for each prompt, of which n are told."""
+    return body.n if isinstance(body, ChatBody) or body.best_of is None else body.best_of
+
+
+def told_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    """Return how many of the likeliest tokens are told at each place; None if no logprobs are."""
+    if isinstance(body, ChatBody):
+        return body.top_logprobs if body.logprobs else None
+    return body.logprobs
 
 
 def stops_of(body: GenerationBody) -> tuple[str, ...]:
@@ -76,23 +97,37 @@ def limits_of(body: ChatBody | CompletionBody, length_served: int) -> Limits:
     return Limits(asked, None, length_served, "messages")
 
 
-def prompt_ids_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, served: int) -> tuple[int, ...]:
-    """Return the tokens of the prompt.
+Prompts = tuple[tuple[int, ...], ...]
 
-    Raises InvalidParameter: empty, of the wrong type, not in the vocabulary. Raises PromptTooLong for a text that is
-    certainly longer than ``served`` tokens, before it is tokenised.
+
+def prompt_ids_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, served: int) -> Prompts:
+    """Return the tokens of each prompt.
+
+    Raises InvalidParameter: empty, of the wrong type, not in the vocabulary, too many. Raises PromptTooLong for a text
+    that is certainly longer than ``served`` tokens, before it is tokenised.
     """
     if isinstance(body, ChatBody):
         text = tokenizer.render(chat_of(body))
         _check_length(text, tokenizer, served, "messages")
-        return _not_empty(tokenizer.encode(text, is_chat=True), "messages")
-    prompt = body.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        _check_length(prompt, tokenizer, served, "prompt")
-        return _not_empty(tokenizer.encode(prompt, is_chat=False), "prompt")
-    return _checked_ids(prompt, tokenizer.vocabulary)
+        return (_not_empty(tokenizer.encode(text, is_chat=True), "messages"),)
+    prompts = _prompts_in(body.prompt)
+    if len(prompts) * answers_each(body) > MAX_CHOICES:
+        raise InvalidParameter(f"prompt: at most {MAX_CHOICES} answers per request are served", param="prompt")
+    return tuple(_completion_ids(prompt, tokenizer, served) for prompt in prompts)
+
+
+def _prompts_in(prompt: str | list[Any]) -> list[str | list[Any]]:
+    """Return a prompt, or several, as a list; what else there may be in it is found when it is read."""
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str | list) for one in prompt):
+        return prompt
+    return [prompt]
+
+
+def _completion_ids(prompt: str | list[Any], tokenizer: ModelTokenizer, served: int) -> tuple[int, ...]:
+    if isinstance(prompt, list):
+        return _checked_ids(prompt, tokenizer.vocabulary)
+    _check_length(prompt, tokenizer, served, "prompt")
+    return _not_empty(tokenizer.encode(prompt, is_chat=False), "prompt")
 
 
 def chat_of(body: ChatBody) -> list[dict[str, Any]]:
@@ -125,11 +160,9 @@ def _not_empty(token_ids: tuple[int, ...], param: str) -> tuple[int, ...]:
 
 
 def _checked_ids(prompt: Sequence[Any], vocabulary: int) -> tuple[int, ...]:
-    if any(isinstance(one, str | list) for one in prompt) and len(prompt) > 1:
-        raise InvalidParameter("prompt: one prompt per request is served", param="prompt")
     for token_id in prompt:
         if not isinstance(token_id, int) or isinstance(token_id, bool):
-            raise InvalidParameter("prompt: expected a string or a list of token ids", param="prompt")
+            raise InvalidParameter("prompt: expected a string, token ids, or a list of either", param="prompt")
         if not 0 <= token_id < vocabulary:
             raise InvalidParameter(
                 f"prompt: token id {token_id} is not in the vocabulary of {vocabulary} tokens", param="prompt"

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from services.gateway.bodies import GenerationBody
+from services.gateway.asked import answers_each, told_logprobs
+from services.gateway.bodies import ChatBody, CompletionBody, GenerationBody
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Bias, Sampling
@@ -15,7 +16,7 @@ MAX_STOP_TOKENS = 128
 _ID_DIGITS = 10
 
 
-def sampling_of(body: GenerationBody, tokenizer: ModelTokenizer, drawn_seed: int) -> Sampling:
+def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, drawn_seed: int) -> Sampling:
     """Return how tokens are drawn. Raises InvalidParameter for tokens that the vocabulary does not have."""
     defaults = tokenizer.defaults
     return Sampling(
@@ -30,6 +31,7 @@ def sampling_of(body: GenerationBody, tokenizer: ModelTokenizer, drawn_seed: int
         min_tokens=body.min_tokens,
         biases=_biases(body, tokenizer.vocabulary),
         stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
+        logprobs=_needed_logprobs(body),
     )
 
 
@@ -40,6 +42,12 @@ def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:
     data = f"{sampling.seed}/{choice}".encode()
     drawn = int.from_bytes(hashlib.blake2b(data, digest_size=8, person=b"choice").digest(), "little", signed=True)
     return replace(sampling, seed=drawn)
+
+
+def _needed_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    """Return what workers must tell: what the client is told, or what the best are chosen by."""
+    told = told_logprobs(body)
+    return 0 if told is None and answers_each(body) > body.n else told
 
 
 def _given(value: float | None, default: float) -> float:

@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 from shared.errors import InvalidParameter
 
 MAX_NAME_CHARACTERS = 64
+MAX_CHOICES = 128
+"""Answers to one request, whether to one prompt or to several."""
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -61,7 +63,7 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Only requests with the same salt share blocks of the prefix cache."""
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = 1
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -89,12 +91,16 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Tokens | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     """The body of /v1/completions. The prompt is checked by hand: its types cannot be told apart by a schema."""
 
     prompt: str | list[Any]
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {

@@ -7,20 +7,17 @@ from functools import partial
 
 import structlog
 
-from services.gateway.answer import Answer, Wanted
-from services.gateway.asked import check, check_least, limits_of, prompt_ids_of, stops_of
-from services.gateway.asked_sampling import sampling_of
+from services.gateway.asked import check, prompt_ids_of
 from services.gateway.bodies import ChatBody, CompletionBody
+from services.gateway.choices import Choices, Heard
 from services.gateway.door import Door
+from services.gateway.fan_out import FanOut, Newcomer
 from services.gateway.intake import Intake
 from services.gateway.metrics import Metrics, Reason
-from services.gateway.ongoing import News, Ongoing
+from services.gateway.ongoing import Ongoing
 from services.gateway.owed import Owed
 from services.gateway.pool import Pool
-from services.gateway.tenants import Tenant
-from services.gateway.tokenizer import AnswerText
 from shared.errors import NotServing, RequestRejected, UnknownModel
-from shared.ids import RequestId
 from shared.runtime.clock import Clock
 
 TOKENISED_AT_A_TIME = 2
@@ -28,15 +25,6 @@ FIRST_NEWS_S = 10.0
 """A stream's status line goes out with its first token or error, at the latest after so long."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Newcomer:
-    """What is known of a request beside its body."""
-
-    request: RequestId
-    tenant: Tenant
-    started_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,7 @@ class Desk:
     send_timeout_s: float
     tokenising: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TOKENISED_AT_A_TIME))
 
-    async def take_in(self, body: ChatBody | CompletionBody, newcomer: Newcomer) -> Ongoing:
+    async def take_in(self, body: ChatBody | CompletionBody, newcomer: Newcomer) -> Choices:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
         check(body)
         newcomer.tenant.check_priority(body.priority)
@@ -64,43 +52,37 @@ class Desk:
         tokenizer = self.pool.serving(self.clock())
         # In a thread: a long prompt takes seconds, and the others' tokens must not wait for it.
         async with self.tokenising:
-            prompt_ids = await asyncio.to_thread(prompt_ids_of, body, tokenizer, self.pool.length_served)
-        max_tokens = limits_of(body, self.pool.length_served).max_tokens(len(prompt_ids))
-        check_least(body, max_tokens)
-        sampling = sampling_of(body, tokenizer, secrets.randbits(63))
-        wanted = Wanted(
-            newcomer.request,
-            prompt_ids,
-            max_tokens,
-            sampling,
-            body.ignore_eos,
-            tokenizer.eos_ids,
-            priority=body.priority,
-            tenant=newcomer.tenant.name,
-            cache_salt=body.cache_salt or "",
-        )
-        text = AnswerText(tokenizer.detokenizer(), stops_of(body), min_tokens=body.min_tokens)
+            prompts = await asyncio.to_thread(prompt_ids_of, body, tokenizer, self.pool.length_served)
+        fan_out = FanOut(body, newcomer, tokenizer, self.pool.length_served, secrets.randbits(63))
+        choices = fan_out.choices(prompts)
         self.pool.serving(self.clock())  # the drain may have begun meanwhile
-        self.owed.queued.check_room(newcomer.tenant, len(prompt_ids), self.max_queued_tokens)
-        return Ongoing(Answer(wanted), text, started_s=newcomer.started_s)
+        tokens = sum(len(ongoing.answer.wanted.prompt_ids) for ongoing in choices.ongoings)
+        self.owed.queued.check_room(newcomer.tenant, tokens, self.max_queued_tokens)
+        return choices
 
-    async def first_news(self, ongoing: Ongoing) -> News | None:
-        """Wait for the first token; None if it takes long. Raises the error that the request ended with."""
+    async def first_news(self, choices: Choices) -> list[Heard]:
+        """Wait for the first token; nothing if it takes long. Raises the error that an answer ended with."""
         try:
             async with asyncio.timeout(FIRST_NEWS_S):
-                news = await ongoing.news()
+                heard = await choices.news()
         except TimeoutError:
-            if not ongoing.answer.arrival:
-                error = NotServing("the request could not be put in line")
+            if choices.is_in_line:
+                return []
+            error = NotServing("the request could not be put in line")
+            for ongoing in choices.ongoings:
                 self.owed.fail(ongoing.answer.wanted.request, error)
-                raise error from None
-            return None
-        if news.error is not None:
-            raise news.error
-        return news
+            raise error from None
+        for one in heard:
+            if one.news.error is not None:
+                raise one.news.error
+        return heard
 
-    def close(self, ongoing: Ongoing, http_id: str) -> None:
-        """Nobody waits for this answer any more: stop what still runs for it, count it, log it."""
+    def close(self, choices: Choices, http_id: str) -> None:
+        """Nobody waits for these answers any more: stop what still runs for them, count them, log them."""
+        for ongoing in choices.ongoings:
+            self._close(ongoing, http_id)
+
+    def _close(self, ongoing: Ongoing, http_id: str) -> None:
         wanted = ongoing.answer.wanted
         self.owed.abandon(wanted.request)
         reason = _reason(ongoing)

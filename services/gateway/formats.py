@@ -1,9 +1,14 @@
 """What is sent to clients: OpenAI's objects for chats and completions, whole or in chunks."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+
+from services.gateway.logprob_formats import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
+from services.gateway.told import Told
 
 FinishReason = Literal["stop", "length"]
 
@@ -32,8 +37,8 @@ class _Message(Struct, frozen=True):
 class _ChatChoice(Struct, frozen=True):
     message: _Message
     finish_reason: FinishReason
-    index: int = 0
-    logprobs: None = None
+    index: int
+    logprobs: ChatLogprobs | None = None
 
 
 class _Delta(Struct, frozen=True):
@@ -43,16 +48,16 @@ class _Delta(Struct, frozen=True):
 
 class _ChunkChoice(Struct, frozen=True):
     delta: _Delta
+    index: int
     finish_reason: FinishReason | None = None
-    index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class _TextChoice(Struct, frozen=True):
     text: str
+    index: int
     finish_reason: FinishReason | None = None
-    index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
 
 
 class _Answer(Struct, frozen=True):
@@ -67,7 +72,8 @@ class _Answer(Struct, frozen=True):
 class Head(Struct, frozen=True):
     """What every chunk of one answer repeats. ``has_usage``: the client asked for a usage chunk at the end.
 
-    ``counts``: it also asked that every chunk with text says how many tokens there are so far.
+    ``counts``: it also asked that every chunk with text says how many tokens there are so far. ``tells_logprobs``: that
+    chunks with text say how likely its tokens were.
     """
 
     id: str
@@ -75,50 +81,76 @@ class Head(Struct, frozen=True):
     model: str
     has_usage: bool
     counts: bool = False
+    tells_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one choice's text. ``told`` is None if no logprobs were asked for."""
+
+    index: int
+    text: str
+    told: Sequence[Told] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of one choice."""
+
+    index: int
+    text: str
+    finish: FinishReason
+    told: Sequence[Told] | None = None
 
 
 class Format(Protocol):
     """How one endpoint writes answers. Every method returns JSON."""
 
-    def first(self, head: Head) -> list[bytes]:
-        """Return what goes out with the first token, before its text."""
+    def first(self, head: Head, index: int) -> list[bytes]:
+        """Return what goes out with a choice's first token, before its text."""
 
-    def piece(self, head: Head, text: str, so_far: Usage) -> bytes:
+    def piece(self, head: Head, piece: Piece, so_far: Usage) -> bytes:
         """Return a chunk of text."""
 
-    def last(self, head: Head, finish: FinishReason) -> bytes:
-        """Return the chunk that says why the answer ends."""
+    def last(self, head: Head, index: int, finish: FinishReason) -> bytes:
+        """Return the chunk that says why a choice ends."""
 
     def usage(self, head: Head, usage: Usage) -> bytes:
         """Return the chunk after the last: no choices, only the usage."""
 
-    def whole(self, head: Head, text: str, finish: FinishReason, usage: Usage) -> bytes:
+    def whole(self, head: Head, choices: Sequence[Whole], usage: Usage) -> bytes:
         """Return the answer in one piece."""
 
 
 class ChatFormat:
     """/v1/chat/completions."""
 
-    def first(self, head: Head) -> list[bytes]:
+    def first(self, head: Head, index: int) -> list[bytes]:
         """Return the chunk that names the role."""
-        return [self._chunk(head, _ChunkChoice(_Delta(role="assistant", content="")))]
+        return [self._chunk(head, _ChunkChoice(_Delta(role="assistant", content=""), index))]
 
-    def piece(self, head: Head, text: str, so_far: Usage) -> bytes:
+    def piece(self, head: Head, piece: Piece, so_far: Usage) -> bytes:
         """Return a chunk of text."""
-        return self._chunk(head, _ChunkChoice(_Delta(content=text)), so_far)
+        logprobs = None if piece.told is None else chat_logprobs(piece.told)
+        return self._chunk(head, _ChunkChoice(_Delta(content=piece.text), piece.index, logprobs=logprobs), so_far)
 
-    def last(self, head: Head, finish: FinishReason) -> bytes:
+    def last(self, head: Head, index: int, finish: FinishReason) -> bytes:
         """Return an empty delta with the reason."""
-        return self._chunk(head, _ChunkChoice(_Delta(), finish))
+        return self._chunk(head, _ChunkChoice(_Delta(), index, finish))
 
     def usage(self, head: Head, usage: Usage) -> bytes:
         """Return the chunk after the last."""
         return _json(_Answer(head.id, "chat.completion.chunk", head.created, head.model, (), usage))
 
-    def whole(self, head: Head, text: str, finish: FinishReason, usage: Usage) -> bytes:
+    def whole(self, head: Head, choices: Sequence[Whole], usage: Usage) -> bytes:
         """Return the answer in one piece."""
-        choice = _ChatChoice(_Message(text), finish)
-        return _json(_Answer(head.id, "chat.completion", head.created, head.model, (choice,), usage))
+        made = tuple(
+            _ChatChoice(
+                _Message(one.text), one.finish, one.index, None if one.told is None else chat_logprobs(one.told)
+            )
+            for one in choices
+        )
+        return _json(_Answer(head.id, "chat.completion", head.created, head.model, made, usage))
 
     def _chunk(self, head: Head, choice: _ChunkChoice, so_far: Usage | None = None) -> bytes:
         usage = _usage_of_chunk(head, so_far)
@@ -128,26 +160,30 @@ class ChatFormat:
 class CompletionFormat:
     """/v1/completions: the same object, whole or in chunks."""
 
-    def first(self, head: Head) -> list[bytes]:  # noqa: ARG002 - the port's signature; here no role has to be named
+    def first(self, head: Head, index: int) -> list[bytes]:  # noqa: ARG002 - the port's signature; no role is named here
         """Return nothing."""
         return []
 
-    def piece(self, head: Head, text: str, so_far: Usage) -> bytes:
+    def piece(self, head: Head, piece: Piece, so_far: Usage) -> bytes:
         """Return a chunk of text."""
-        return self._chunk(head, _TextChoice(text), so_far)
+        logprobs = None if piece.told is None else text_logprobs(piece.told)
+        return self._chunk(head, _TextChoice(piece.text, piece.index, logprobs=logprobs), so_far)
 
-    def last(self, head: Head, finish: FinishReason) -> bytes:
+    def last(self, head: Head, index: int, finish: FinishReason) -> bytes:
         """Return an empty text with the reason."""
-        return self._chunk(head, _TextChoice("", finish))
+        return self._chunk(head, _TextChoice("", index, finish))
 
     def usage(self, head: Head, usage: Usage) -> bytes:
         """Return the chunk after the last."""
         return _json(_Answer(head.id, "text_completion", head.created, head.model, (), usage))
 
-    def whole(self, head: Head, text: str, finish: FinishReason, usage: Usage) -> bytes:
+    def whole(self, head: Head, choices: Sequence[Whole], usage: Usage) -> bytes:
         """Return the answer in one piece."""
-        choice = _TextChoice(text, finish)
-        return _json(_Answer(head.id, "text_completion", head.created, head.model, (choice,), usage))
+        made = tuple(
+            _TextChoice(one.text, one.index, one.finish, None if one.told is None else text_logprobs(one.told))
+            for one in choices
+        )
+        return _json(_Answer(head.id, "text_completion", head.created, head.model, made, usage))
 
     def _chunk(self, head: Head, choice: _TextChoice, so_far: Usage | None = None) -> bytes:
         usage = _usage_of_chunk(head, so_far)

@@ -8,13 +8,17 @@ import structlog
 from aiohttp import web
 
 from services.gateway.access import tenant_at
+from services.gateway.asked import told_logprobs
 from services.gateway.bodies import ChatBody, CompletionBody, StreamOptions, read_body
-from services.gateway.desk import Desk, Newcomer
+from services.gateway.choices import Choices, Heard
+from services.gateway.desk import Desk
 from services.gateway.errors import envelope
-from services.gateway.formats import CachedTokens, Format, Head, Usage, to_json
-from services.gateway.ongoing import News, Ongoing
+from services.gateway.fan_out import Newcomer
+from services.gateway.formats import FinishReason, Format, Head, Piece, Whole, to_json
+from services.gateway.ongoing import News
 from services.gateway.request_ids import request_id_of
 from services.gateway.sse import EventStream
+from services.gateway.told import Told
 from shared.errors import GenerationFailed
 from shared.ids import RequestId
 from shared.runtime.clock import wall_clock_s
@@ -37,95 +41,125 @@ class Generation(Generic[_Body]):
         """Answer one request. Whatever happens, its computation ends with it."""
         try:
             with self._desk.door.passing(self._desk.owed.unwritten):
-                body, ongoing = await self._take_in(request)
-                self._desk.owed.add(ongoing)
+                body, choices = await self._take_in(request)
+                self._desk.owed.add(*choices.ongoings)
         except Exception:
             self._desk.metrics.finished("rejected")
             raise
         try:
-            return await self._answer(request, body, ongoing)
+            return await self._answer(request, body, choices)
         finally:
-            self._desk.close(ongoing, request_id_of(request))
+            self._desk.close(choices, request_id_of(request))
 
-    async def _take_in(self, request: web.Request) -> tuple[_Body, Ongoing]:
+    async def _take_in(self, request: web.Request) -> tuple[_Body, Choices]:
         started_s = self._desk.clock()
         body = await self._desk.intake.read(request, partial(read_body, self._body))
         own_id = RequestId(f"{self._prefix}-{secrets.token_hex(12)}")
         newcomer = Newcomer(own_id, tenant_at(request), started_s)
         return body, await self._desk.take_in(body, newcomer)
 
-    async def _answer(self, request: web.Request, body: _Body, ongoing: Ongoing) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, body: _Body, choices: Choices) -> web.StreamResponse:
         options = body.stream_options or StreamOptions()
-        request_id, created = ongoing.answer.wanted.request, wall_clock_s()
-        head = Head(request_id, created, self._desk.model, options.include_usage, options.continuous_usage_stats)
-        news = await self._desk.first_news(ongoing)
+        head = Head(
+            choices.request,
+            wall_clock_s(),
+            self._desk.model,
+            has_usage=options.include_usage,
+            counts=options.continuous_usage_stats,
+            tells_logprobs=told_logprobs(body) is not None,
+        )
+        heard = await self._desk.first_news(choices)
         if body.stream:
-            return await self._stream(request, head, ongoing, news)
-        return await self._whole(head, ongoing, news)
+            return await self._stream(request, head, choices, heard)
+        return await self._whole(head, choices, heard)
 
-    async def _whole(self, head: Head, ongoing: Ongoing, news: News | None) -> web.Response:
-        texts = [] if news is None else [news.text]
-        while news is None or not news.is_last:
-            news = await ongoing.news()  # bounded: the watch ends every answer when the scheduler falls silent
-            texts.append(news.text)
-        if news.error is not None:
-            raise news.error
-        assert news.finish is not None, "the last news carries an error or a finish"  # noqa: S101 - a bug, not input
-        body = self._form.whole(head, "".join(texts), news.finish, _usage(ongoing, news))
+    async def _whole(self, head: Head, choices: Choices, heard: list[Heard]) -> web.Response:
+        gathered = [Gathered() for _ in choices.ongoings]
+        left = len(gathered)
+        while left:
+            for one in heard:
+                if one.news.error is not None:
+                    raise one.news.error
+                gathered[one.place].add(one.news)
+                left -= one.news.is_last
+            heard = await choices.news() if left else []  # bounded: the watch ends every answer in the end
+        told = [gathered[place].whole(index, head) for index, place in enumerate(choices.best())]
+        body = self._form.whole(head, told, choices.usage())
         return web.Response(body=body, content_type="application/json")
 
     async def _stream(
-        self, request: web.Request, head: Head, ongoing: Ongoing, news: News | None
+        self, request: web.Request, head: Head, choices: Choices, heard: list[Heard]
     ) -> web.StreamResponse:
         stream = EventStream(send_timeout_s=self._desk.send_timeout_s)
         await stream.response.prepare(request)
         async with stream.response:
             try:
-                await self._write_or_say_why(stream, head, ongoing, news)
+                await self._write_or_say_why(stream, head, choices, heard)
             except OSError as error:  # the connection is gone, or took nothing for too long
                 if isinstance(error, TimeoutError):
                     self._desk.metrics.dropped()
                 log.info("client_lost", request=head.id, error=type(error).__name__)
         return stream.response
 
-    async def _write_or_say_why(self, stream: EventStream, head: Head, ongoing: Ongoing, news: News | None) -> None:
+    async def _write_or_say_why(self, stream: EventStream, head: Head, choices: Choices, heard: list[Heard]) -> None:
         """Write the stream; the status line is out, so what nobody expected can only be told as an event."""
         try:
-            await self._write(stream, head, ongoing, news)
+            await self._write(stream, head, choices, heard)
         except OSError:
             raise
         except Exception:
             log.exception("stream_crashed", request=head.id)
             failed = GenerationFailed("internal error")
-            self._desk.owed.fail(RequestId(head.id), failed)
+            for ongoing in choices.ongoings:
+                self._desk.owed.fail(ongoing.answer.wanted.request, failed)
             await stream.send(to_json(envelope(failed)))
             await stream.done()
 
-    async def _write(self, stream: EventStream, head: Head, ongoing: Ongoing, news: News | None) -> None:
-        has_begun = False
-        while True:
-            if news is None:
-                news = await ongoing.news()  # bounded, as above
-            await stream.send(*self._events(head, ongoing, news, has_begun=has_begun))
-            if news.is_last:
-                break
-            has_begun, news = True, None
+    async def _write(self, stream: EventStream, head: Head, choices: Choices, heard: list[Heard]) -> None:
+        begun: set[int] = set()
+        left = len(choices.ongoings)
+        while left:
+            events: list[bytes] = []
+            for one in heard:
+                if one.news.error is not None:
+                    await stream.send(*events, to_json(envelope(one.news.error)))
+                    await stream.done()
+                    return
+                events += [] if one.place in begun else self._form.first(head, one.place)
+                events += self._events(head, choices, one)
+                begun.add(one.place)
+                left -= one.news.is_last
+            await stream.send(*events)
+            heard = await choices.news() if left else []  # bounded, as above
+        if head.has_usage:
+            await stream.send(self._form.usage(head, choices.usage()))
         await stream.done()
 
-    def _events(self, head: Head, ongoing: Ongoing, news: News, *, has_begun: bool) -> list[bytes]:
-        events = [] if has_begun or news.error else self._form.first(head)
-        if news.text:
-            events.append(self._form.piece(head, news.text, _usage(ongoing, news)))
-        if news.error is not None:
-            events.append(to_json(envelope(news.error)))
-        elif news.finish is not None:
-            events.append(self._form.last(head, news.finish))
-            if head.has_usage:
-                events.append(self._form.usage(head, _usage(ongoing, news)))
+    def _events(self, head: Head, choices: Choices, one: Heard) -> list[bytes]:
+        events = []
+        told = one.news.told if head.tells_logprobs else None
+        if one.news.text or told:
+            events.append(self._form.piece(head, Piece(one.place, one.news.text, told), choices.usage()))
+        if one.news.finish is not None:
+            events.append(self._form.last(head, one.place, one.news.finish))
         return events
 
 
-def _usage(ongoing: Ongoing, news: News) -> Usage:
-    prompt_tokens = len(ongoing.answer.wanted.prompt_ids)
-    cached = CachedTokens(ongoing.answer.cached_tokens)
-    return Usage(prompt_tokens, news.completion_tokens, prompt_tokens + news.completion_tokens, cached)
+class Gathered:
+    """What is known of one answer that is told as a whole."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._told: list[Told] = []
+        self._finish: FinishReason | None = None
+
+    def add(self, news: News) -> None:
+        """Take news of it."""
+        self._texts.append(news.text)
+        self._told += news.told
+        self._finish = news.finish
+
+    def whole(self, index: int, head: Head) -> Whole:
+        """Return all of it."""
+        assert self._finish is not None, "the last news carries an error or a finish"  # noqa: S101 - a bug, not input
+        return Whole(index, "".join(self._texts), self._finish, self._told if head.tells_logprobs else None)

@@ -6,9 +6,10 @@ from typing import Literal
 
 from services.gateway.answer import Accepted, Answer, Lost
 from services.gateway.tokenizer import AnswerText
+from services.gateway.told import Telling, Told
 from shared.errors import GenerationFailed, ServingError
 from shared.ids import WorkerId
-from shared.protocol.messages import Finish, TokenRow
+from shared.protocol.messages import Finish, Logprobs, TokenRow
 
 Ended = Literal["stop", "length"]
 """How a whole answer ended: by itself or at a stop string, or because it may not be longer."""
@@ -22,6 +23,8 @@ class News:
     completion_tokens: int
     finish: Ended | None
     error: ServingError | None
+    told: tuple[Told, ...] = ()
+    """Tokens with their logprobs, if the answer tells any."""
 
     @property
     def is_last(self) -> bool:
@@ -32,16 +35,22 @@ class News:
 class Ongoing:
     """One answer, its text, and how it ends."""
 
-    def __init__(self, answer: Answer, text: AnswerText, *, started_s: float) -> None:
+    def __init__(self, answer: Answer, text: AnswerText, *, started_s: float, telling: Telling | None = None) -> None:
         self.answer = answer
         self.completion_tokens = 0
+        self.logprob = 0.0
+        """The sum over all tokens, if the worker tells logprobs."""
         self.finish: Ended | None = None
         self.error: ServingError | None = None
         self.started_s = started_s
         self.first_token_s: float | None = None
+        self.bell = asyncio.Event()
+        """Rings when there is news; several answers may share one."""
         self._text = text
+        self._telling = telling
         self._unread = ""
-        self._changed = asyncio.Event()
+        self._untold: list[Told] = []
+        self._has_news = False
 
     @property
     def is_over(self) -> bool:
@@ -65,32 +74,55 @@ class Ongoing:
             return
         self._unread += self._text.end()
         self.finish = "stop" if self._text.stopped else finish
-        self._changed.set()
+        if self._telling is not None:
+            self._untold += self._telling.rest(self._text.shown, is_cut=self._text.stopped)
+        self._ring()
 
     def fail(self, error: ServingError) -> None:
         """End the answer here, with an error."""
         self.error = error
-        self._changed.set()
+        self._ring()
+
+    def take(self) -> News | None:
+        """Return all that has happened since the last news; None if nothing has."""
+        if not self._has_news:
+            return None
+        self._has_news = False
+        text, self._unread = self._unread, ""
+        told, self._untold = tuple(self._untold), []
+        return News(text, self.completion_tokens, self.finish, self.error, told)
 
     async def news(self) -> News:
         """Wait for something to tell, and return all of it. The caller bounds the wait."""
-        await self._changed.wait()
-        if not self.is_over:
-            self._changed.clear()
-        text, self._unread = self._unread, ""
-        return News(text, self.completion_tokens, self.finish, self.error)
+        while (news := self.take()) is None:
+            self.bell.clear()
+            await self.bell.wait()
+        return news
+
+    def _ring(self) -> None:
+        self._has_news = True
+        self.bell.set()
 
     def _append(self, accepted: Accepted) -> None:
         for index, token_id in enumerate(accepted.token_ids, start=1):
             self.completion_tokens += 1
+            logprobs = accepted.logprobs[index - 1] if accepted.logprobs else None
+            self.logprob += logprobs.logprob if logprobs else 0.0
             is_end = accepted.finish == "stop" and index == len(accepted.token_ids)
             if is_end and self.answer.wanted.is_ended_by(token_id):
                 break  # it may be an ordinary word to the tokenizer
-            self._unread += self._text.push(token_id)
+            self._push(token_id, logprobs)
             if self._text.stopped:
                 self.end("stop")
                 return
         if accepted.finish is not None:
             self.end(accepted.finish)
         elif accepted.token_ids:
-            self._changed.set()
+            self._ring()
+
+    def _push(self, token_id: int, logprobs: Logprobs | None) -> None:
+        begin = self._text.characters
+        self._unread += self._text.push(token_id)
+        if self._telling is not None and logprobs is not None:
+            self._telling.push(token_id, logprobs, begin, self._text.characters)
+            self._untold += self._telling.shown(self._text.shown)

@@ -8,9 +8,18 @@ from shared.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Write the present attempt of a request: the message is made when it is written, so it is never out of date."""
+    """Write the present attempt of a request: the message is made when it is written, so it is never out of date.
+
+    Its siblings are written with it, all or none.
+    """
 
     request: RequestId
+    siblings: tuple[RequestId, ...] = ()
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        """Everyone who is written."""
+        return (self.request, *self.siblings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,11 @@ class Cancel:
 
     request: RequestId
     attempt: int
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        """Whose attempt is ended."""
+        return (self.request,)
 
 
 Order = Submit | Cancel
@@ -34,9 +48,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._orders)
 
-    def submit(self, request: RequestId) -> None:
-        """Write the present attempt of a request, once."""
-        self._orders.setdefault((Submit, request), Submit(request))
+    def submit(self, request: RequestId, *siblings: RequestId) -> None:
+        """Write the present attempt of a request, once, and that of its siblings in the same write."""
+        self._orders.setdefault((Submit, request), Submit(request, siblings))
         self._filled.set()
 
     def cancel(self, request: RequestId, attempt: int) -> None:
@@ -51,7 +65,8 @@ class Outbox:
 
     def submissions(self) -> tuple[RequestId, ...]:
         """Return the requests whose submission waits here."""
-        return tuple(order.request for order in self._orders.values() if isinstance(order, Submit))
+        orders = (order for order in self._orders.values() if isinstance(order, Submit))
+        return tuple(request for order in orders for request in order.requests)
 
     async def take(self) -> Order:
         """Wait for an order and remove the oldest."""

@@ -53,14 +53,14 @@ class Owed:
         """Wait until nothing is owed. The caller bounds the wait."""
         await self._nothing_owed.wait()
 
-    def add(self, ongoing: Ongoing) -> None:
-        """Owe an answer: its request is written next."""
-        wanted = ongoing.answer.wanted
-        request = wanted.request
-        self._ongoing[request] = ongoing
-        self.queued.join(request, Waiting(wanted.tenant, len(wanted.prompt_ids), ongoing.started_s))
+    def add(self, *ongoings: Ongoing) -> None:
+        """Owe answers: their requests are written next, all or none."""
+        for ongoing in ongoings:
+            wanted = ongoing.answer.wanted
+            self._ongoing[wanted.request] = ongoing
+            self.queued.join(wanted.request, Waiting(wanted.tenant, len(wanted.prompt_ids), ongoing.started_s))
         self._nothing_owed.clear()
-        self._outbox.submit(request)
+        self._outbox.submit(*(ongoing.answer.wanted.request for ongoing in ongoings))
 
     def abandon(self, request: RequestId) -> None:
         """Nobody waits for an answer any more: stop its computation. Nothing happens if it is no longer owed."""

@@ -9,6 +9,7 @@ from tokenizers.decoders import ByteLevel, DecodeStream
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from services.gateway.stops import StopMatcher
+from services.gateway.token_texts import TokenTexts
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Sampling, TokenizerFiles
 
@@ -24,6 +25,7 @@ class ModelTokenizer:
         self._tokenizer.no_padding()
         self._template = files.chat_template
         self._special_tokens = dict(files.special_tokens)
+        self.texts = TokenTexts(self._tokenizer)
         self.eos_ids = frozenset(files.eos_ids)
         self.defaults: Sampling = files.defaults
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -114,6 +116,9 @@ class AnswerText:
     """The text of one answer as it grows: whole characters, never a character of a stop string."""
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, min_tokens: int = 0) -> None:
+        self.characters = 0
+        """Of the text so far, whether they may be shown or not."""
+        self.shown = 0
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
@@ -127,10 +132,16 @@ class AnswerText:
     def push(self, token_id: int) -> str:
         """Return the text that may be shown after this token."""
         self._tokens += 1
-        return self._matcher.push(self._detokenizer.push(token_id), may_stop=self._tokens > self._min_tokens)
+        return self._show(self._match(self._detokenizer.push(token_id)))
 
     def end(self) -> str:
         """Return the rest of the text."""
-        return (
-            self._matcher.push(self._detokenizer.end(), may_stop=self._tokens > self._min_tokens) + self._matcher.end()
-        )
+        return self._show(self._match(self._detokenizer.end()) + self._matcher.end())
+
+    def _match(self, text: str) -> str:
+        self.characters += len(text)
+        return self._matcher.push(text, may_stop=self._tokens > self._min_tokens)
+
+    def _show(self, text: str) -> str:
+        self.shown += len(text)
+        return text

@@ -1,18 +1,20 @@
 """The one task that writes to ``requests``: one write in flight, so that nothing reorders."""
 
 import asyncio
+from collections.abc import Sequence
 
 import structlog
 
+from services.gateway.answer import Answer
 from services.gateway.metrics import Metrics
 from services.gateway.outbox import Cancel, Outbox, Submit
 from services.gateway.owed import Owed
 from shared.bus.port import Bus
 from shared.errors import BusUnavailable, GenerationFailed, NotServing, Overloaded, ProtocolError
-from shared.ids import EntryId, GatewayId, RequestId
+from shared.ids import EntryId, GatewayId
 from shared.protocol import names
 from shared.protocol.codec import encode
-from shared.protocol.messages import CancelRequest, Message
+from shared.protocol.messages import CancelRequest, Message, SubmitRequest
 
 RETRY_S = 0.2
 
@@ -44,7 +46,8 @@ class Writer:
                 await self._carry_out(order)
             except ProtocolError as error:  # no other answer must end for it
                 log.exception("request_not_writable", request=order.request)
-                self.owed.fail(order.request, GenerationFailed(f"the request cannot be passed on: {error}"))
+                for request in order.requests:
+                    self.owed.fail(request, GenerationFailed(f"the request cannot be passed on: {error}"))
             except BusUnavailable as error:
                 log.warning("write_unanswered", order=type(order).__name__, request=order.request, error=str(error))
                 self.outbox.put_back(order)
@@ -67,36 +70,44 @@ class Writer:
             case Submit():
                 await self._submit(order)
             case Cancel():
-                await self._enqueue(CancelRequest(order.request, order.attempt), bound=None)
+                await self._enqueue([CancelRequest(order.request, order.attempt)], bound=None)
 
     async def _submit(self, order: Submit) -> None:
-        ongoing = self.owed.get(order.request)
-        if ongoing is None:
+        answers = self._still_owed(order)
+        if not answers:
             return
-        answer = ongoing.answer
-        attempt, is_new = answer.attempt, not answer.arrival
-        answer.is_sent = True
+        attempts, is_new = [answer.attempt for answer in answers], not answers[0].arrival
+        messages = [self._sent(answer) for answer in answers]
         try:
-            entry = await self._enqueue(answer.submission(self.gateway), bound=self._max_queue if is_new else None)
+            entries = await self._enqueue(messages, bound=self._max_queue if is_new else None)
         except BusUnavailable as error:
             if not is_new:
                 raise
-            self.owed.fail(order.request, NotServing(f"the request could not be written: {error}"))
+            for request in order.requests:
+                self.owed.fail(request, NotServing(f"the request could not be written: {error}"))
             return
-        if entry is None:
-            self._refuse(order.request)
+        if entries is None:
+            self._refuse(order)
             return
-        answer.submitted(attempt, entry)
         if is_new:
-            self._metrics.prompted(len(answer.wanted.prompt_ids))
+            self._metrics.prompted(sum(len(answer.wanted.prompt_ids) for answer in answers))
+        for answer, attempt, entry in zip(answers, attempts, entries, strict=True):
+            answer.submitted(attempt, entry)
 
-    def _refuse(self, request: RequestId) -> None:
-        """Refuse a request, and at once all newcomers behind it: the line was full after they came."""
-        for one in (request, *self.outbox.submissions()):
+    def _sent(self, answer: Answer) -> SubmitRequest:
+        answer.is_sent = True
+        return answer.submission(self.gateway)
+
+    def _still_owed(self, order: Submit) -> list[Answer]:
+        found = (self.owed.get(request) for request in order.requests)
+        return [ongoing.answer for ongoing in found if ongoing is not None]
+
+    def _refuse(self, order: Submit) -> None:
+        """Refuse requests, and at once all newcomers behind them: the line was full after they came."""
+        for one in (*order.requests, *self.outbox.submissions()):
             ongoing = self.owed.get(one)
             if ongoing is not None and not ongoing.answer.arrival:
                 self.owed.fail(one, Overloaded("the waiting line is full: try again"), is_known=False)
 
-    async def _enqueue(self, message: Message, *, bound: int | None) -> EntryId | None:
-        entries = await self._bus.enqueue(self._stream, [encode(message)], bound=bound)
-        return entries[0] if entries else None
+    async def _enqueue(self, messages: Sequence[Message], *, bound: int | None) -> tuple[EntryId, ...] | None:
+        return await self._bus.enqueue(self._stream, [encode(message) for message in messages], bound=bound)

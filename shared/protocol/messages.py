@@ -75,6 +75,8 @@ class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
     """Whose request it is, for the ``fair`` order: never a secret."""
     cache_salt: str = ""
     """Requests with different salts share no blocks."""
+    shares_with: RequestId = RequestId("")
+    """The request whose prompt this one repeats: it waits until that prompt has been computed, and finds it cached."""
 
 
 class CancelRequest(Struct, frozen=True, array_like=True, tag="cancel/1"):

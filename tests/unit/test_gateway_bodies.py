@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.asked import Limits, chat_of, check, check_least, limits_of, prompt_ids_of, stops_of
+from services.gateway.asked import (
+    Limits,
+    answers_each,
+    chat_of,
+    check,
+    check_least,
+    limits_of,
+    prompt_ids_of,
+    stops_of,
+    told_logprobs,
+)
 from services.gateway.asked_sampling import sampling_of, sampling_of_choice
 from services.gateway.bodies import ChatBody, CompletionBody, read_body
 from services.gateway.tokenizer import ModelTokenizer
@@ -49,7 +59,9 @@ ACCEPTED = [
     {"ignore_eos": True, "max_tokens": 1},
     {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "response_format": {"type": "text"}},
     {"tools": None, "response_format": None, "logit_bias": None, "functions": None, "audio": None},
-    {"logprobs": False, "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0},
+    {"logprobs": None, "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0},
+    {"n": 2},
+    {"n": 128, "stream": True},
     {"min_p": 0, "repetition_penalty": 1.0, "min_tokens": 0, "priority": 0, "best_of": 1, "echo": False},
     {"presence_penalty": -2, "frequency_penalty": 2.0, "repetition_penalty": 1.3, "min_p": 1, "min_tokens": 3},
     {"presence_penalty": None, "frequency_penalty": None, "repetition_penalty": None, "min_p": None},
@@ -85,7 +97,7 @@ REFUSED = [
     ({"stop": ["a", 5]}, "stop[1]"),
     ({"n": 0}, "n"),
     ({"n": -1}, "n"),
-    ({"n": 2}, "n"),
+    ({"n": 129}, "n"),
     ({"n": 1000}, "n"),
     ({"n": "a"}, "n"),
     ({"n": True}, "n"),
@@ -109,9 +121,9 @@ REFUSED = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "nope"}}, "response_format"),
-    ({"logprobs": True}, "logprobs"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": "yes"}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
+    ({"top_logprobs": 21, "logprobs": None}, "top_logprobs"),
     ({"logit_bias": {"5": 1000}}, "logit_bias"),
     ({"logit_bias": {"5": "much"}}, "logit_bias"),
     ({"logit_bias": [5]}, "logit_bias"),
@@ -128,7 +140,8 @@ REFUSED = [
     ({"min_tokens": 1.5}, "min_tokens"),
     ({"stop_token_ids": 5}, "stop_token_ids"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
-    ({"best_of": 2}, "best_of"),
+    ({"best_of": 0}, "best_of"),
+    ({"best_of": 1000}, "best_of"),
     ({"echo": True}, "echo"),
     ({"suffix": "end"}, "suffix"),
     ({"guided_json": {}}, "guided_json"),
@@ -253,6 +266,47 @@ def test_bb_26_tokens_that_the_model_does_not_have_are_refused_by_the_name_of_th
     assert refused.value.param == param
 
 
+def test_each_route_asks_for_logprobs_in_its_own_way() -> None:
+    assert [told_logprobs(chat(**fields)) for fields in ({}, {"logprobs": True}, {"logprobs": False})] == [
+        None,
+        0,
+        None,
+    ]
+    assert told_logprobs(chat(logprobs=True, top_logprobs=20)) == 20
+    assert [told_logprobs(completion(**fields)) for fields in ({}, {"logprobs": 0}, {"logprobs": 5})] == [None, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "param"),
+    [
+        (chat, {"logprobs": 0}, "logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (chat, {"top_logprobs": 2}, "top_logprobs"),
+        (chat, {"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        (chat, {"best_of": 2}, "best_of"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (completion, {"logprobs": 25}, "logprobs"),
+        (completion, {"logprobs": 6}, "logprobs"),
+        (completion, {"logprobs": -1}, "logprobs"),
+        (completion, {"n": 2, "best_of": 1}, "best_of"),
+        (completion, {"n": 2, "best_of": 3, "stream": True}, "best_of"),
+    ],
+)
+def test_bb_26_what_one_route_does_not_take_is_refused_by_name(read: Any, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        read(**fields)
+    assert refused.value.param == param
+
+
+def test_the_best_are_chosen_by_logprobs_though_none_are_told() -> None:
+    assert sampling_of(completion(n=1, best_of=3), TOKENIZER, 7).logprobs == 0
+    assert sampling_of(completion(n=1, best_of=3, logprobs=2), TOKENIZER, 7).logprobs == 2
+    assert sampling_of(completion(n=3, best_of=3), TOKENIZER, 7).logprobs is None
+    assert answers_each(completion(n=2)) == answers_each(chat(n=2)) == 2
+    assert answers_each(completion(n=1, best_of=3)) == 3
+
+
 def test_an_answer_cannot_have_to_be_longer_than_it_may_be() -> None:
     check_least(chat(min_tokens=5), 5)
     with pytest.raises(InvalidParameter, match="6 is more than the 5 tokens") as refused:
@@ -297,15 +351,46 @@ def test_what_exceeds_the_length_served_is_refused_with_both_numbers(
         Limits(asked, None, 100, "messages").max_tokens(prompt_tokens)
 
 
-def test_a_prompt_is_text_or_one_list_of_ids() -> None:
+def test_a_prompt_is_text_or_a_list_of_ids() -> None:
     ids = (104, 105)
     for prompt in ("hi", ["hi"], [104, 105], [[104, 105]]):
-        assert prompt_ids_of(completion(prompt=prompt), TOKENIZER, SERVED) == ids
-    assert prompt_ids_of(completion(prompt=[VOCABULARY - 1]), TOKENIZER, SERVED) == (VOCABULARY - 1,)
+        assert prompt_ids_of(completion(prompt=prompt), TOKENIZER, SERVED) == (ids,)
+    assert prompt_ids_of(completion(prompt=[VOCABULARY - 1]), TOKENIZER, SERVED) == ((VOCABULARY - 1,),)
+
+
+def test_several_prompts_are_texts_or_lists_of_ids_or_some_of_both() -> None:
+    for prompt in (["hi", "b"], [[104, 105], [98]], ["hi", [98]]):
+        assert prompt_ids_of(completion(prompt=prompt), TOKENIZER, SERVED) == ((104, 105), (98,))
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["a"] * 129}, {"prompt": ["a"] * 65, "n": 2}])
+def test_a_request_has_at_most_128_answers(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="at most 128 answers") as refused:
+        prompt_ids_of(completion(**fields), TOKENIZER, SERVED)
+    assert refused.value.param == "prompt"
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], [""], ["a", "b"], [[1], [2]], [VOCABULARY], [-1], [1.5], [True], [None], [2**80], [{}]]
+    "prompt",
+    [
+        "",
+        [],
+        [[]],
+        [""],
+        ["a", ""],
+        ["a", []],
+        ["a", 5],
+        [5, "a"],
+        [[1], ["a"]],
+        [[[1]]],
+        [VOCABULARY],
+        [-1],
+        [1.5],
+        [True],
+        [None],
+        [2**80],
+        [{}],
+    ],
 )
 def test_any_other_prompt_is_refused_by_name(prompt: object) -> None:
     with pytest.raises(InvalidParameter) as refused:
@@ -314,7 +399,8 @@ def test_any_other_prompt_is_refused_by_name(prompt: object) -> None:
 
 
 def test_a_chat_is_rendered_by_the_models_own_template() -> None:
-    assert TOKENIZER.decode(prompt_ids_of(chat(), TOKENIZER, SERVED)) == "user: hi\nassistant: "
+    (token_ids,) = prompt_ids_of(chat(), TOKENIZER, SERVED)
+    assert TOKENIZER.decode(token_ids) == "user: hi\nassistant: "
 
 
 def test_a_template_that_refuses_a_chat_refuses_the_request() -> None:

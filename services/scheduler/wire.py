@@ -20,6 +20,7 @@ def request_of(submit: SubmitRequest, arrival: EntryId, prefix: Prefix | None = 
         priority=submit.priority,
         tenant=submit.tenant,
         prefix=prefix,
+        shares_with=submit.shares_with or None,
     )
 
 
@@ -30,6 +31,7 @@ def request_of_resident(resident: Resident, prefix: Prefix | None = None) -> Req
     request.computed = resident.computed
     request.preemptions = resident.preemptions
     request.blocks = list(resident.table)
+    request.has_drawn = resident.computed >= request.prompt_tokens
     return request
 
 
@@ -54,6 +56,7 @@ def outcomes_of(result: StepResult) -> list[Outcome]:
             row.attempt,
             ended=row.finish is not None,
             computed=not row.skipped and row.finish != "error",
+            drew=bool(row.token_ids),
         )
         for row in result.rows
     ]

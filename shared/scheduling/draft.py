@@ -82,10 +82,20 @@ class Draft:
                 return
 
     def _in_line(self) -> Iterator[Request]:
-        """Yield who is neither resident elsewhere nor larger than this worker."""
+        """Yield who is neither resident elsewhere, nor larger than this worker, nor better off a little later."""
         for request in self.state.line:
-            if request.worker in (None, self.worker.id) and self.worker.can_ever_hold(request):
-                yield request
+            is_elsewhere = request.worker not in (None, self.worker.id)
+            if is_elsewhere or not self.worker.can_ever_hold(request) or self._will_find_its_prompt(request):
+                continue
+            yield request
+
+    def _will_find_its_prompt(self, request: Request) -> bool:
+        """Return whether a sibling is about to compute what the request would find then, block by block."""
+        if request.shares_with is None or request.prefix is None or not self.kv.is_on_demand:
+            return False
+        sibling = self.state.requests.get(request.shares_with)
+        has_full_blocks = request.prompt_tokens > self.worker.pool.block_tokens
+        return has_full_blocks and sibling is not None and not sibling.has_drawn
 
     def misses_more_than(self, tokens: int, request: Request) -> bool:
         """Return whether it would have to be fed more than so many before it samples, if it began here now."""

@@ -20,12 +20,14 @@ class Outcome:
     """What one slice of a step came to, as the worker said it. ``ended``: EOS, the length cap, or its own failure.
 
     ``computed``: its keys and values were written; they were not if the request had ended or failed before.
+    ``drew``: there is a new token.
     """
 
     request: RequestId
     attempt: int
     ended: bool
     computed: bool = True
+    drew: bool = False
 
 
 class Planner:
@@ -101,6 +103,7 @@ class Planner:
             if request is None or request.attempt != outcome.attempt or request.worker != worker_id:
                 continue  # it has left already: later news of it is ignored
             request.slices_in_flight -= 1
+            request.has_drawn |= outcome.drew
             if outcome.ended:
                 self.end(request.id)
                 ended.append(request.id)

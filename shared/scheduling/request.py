@@ -50,6 +50,10 @@ class Request:
     """Whose request it is; only the ``fair`` order reads it."""
     prefix: Prefix | None = None
     """What its blocks contain; None if nothing of it is ever shared."""
+    shares_with: RequestId | None = None
+    """The sibling that computes the prompt of both."""
+    has_drawn: bool = False
+    """A result has said that a token was drawn: its whole prompt has been computed, and can be found."""
     computed: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     phase: Phase = Phase.WAITING

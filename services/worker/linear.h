@@ -24,7 +24,7 @@ struct linear {
     int64_t in, out;     /* in: a multiple of 32; out: the true number of outputs, packed zeros fill the last panel */
     int64_t kind;        /* LINEAR_... */
     const void *packed;  /* 64-byte aligned */
-    const float *scales; /* LINEAR_INT8: one for each output and each group of inputs; else NULL */
+    const float *scales; /* NULL: int8 has its scales beside it */
     const float *bias;   /* [out] or NULL */
 };
 
@@ -44,6 +44,8 @@ struct linear_call {
 #define STEP 32  /* inputs */
 #define TILE 1024
 #define STEP_BYTES (2 * TILE)
+#define SCALE_BYTES (PANEL * 4)
+#define INT8_STEP_BYTES (SCALE_BYTES + TILE)
 #define ROW_BLOCK 32    /* rows that are multiplied at a time */
 #define GROUP_BLOCKS 16 /* row blocks that share what has been made of a panel */
 
@@ -87,8 +89,7 @@ static struct linear_weights linear_chunk(struct linear_task *task, int64_t pane
         weights.tiles = packed + from * STEP_BYTES;
         return weights;
     }
-    weights.bytes = (const int8_t *)packed + from * STEP_BYTES / 2;
-    weights.scales = w->scales + (panel * linear_groups(w->in) + from * STEP / GROUP) * PANEL;
+    weights.int8 = packed + from * INT8_STEP_BYTES;
     if (task->blocks > 1) {
         linear_widen(&weights, to - from, &task->beside.stream, task->beside.lines);
         weights.tiles = (const char *)weights.room;
@@ -120,7 +121,7 @@ static void linear_panel(struct linear_task *task, int64_t panel) {
 
 /* Cache lines to call with each step that something goes through: widening for several blocks, and each block. */
 static int linear_lines(const struct linear_task *task) {
-    int64_t kind = task->call->w->kind, lines = linear_panel_bytes(STEP, kind) / 64;
+    int64_t kind = task->call->w->kind, lines = linear_step_bytes(kind) / 64;
     int64_t passes = task->blocks + (kind == LINEAR_INT8 && task->blocks > 1);
     return (int)((lines + passes - 1) / passes);
 }

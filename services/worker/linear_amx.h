@@ -10,11 +10,9 @@
 #define LINEAR_VARIANT "amx"
 
 /* In turn in one of several places: a step can be widened while the one before is multiplied. */
-INLINE const char *linear_widened(const struct linear_weights *w, int64_t step, float *pairs,
-                                  struct linear_beside *beside) {
+INLINE const char *linear_widened(const struct linear_weights *w, int64_t step, struct linear_beside *beside) {
     uint16_t *room = w->room + step % 4 * (STEP_BYTES / 2);
-    if (step * STEP % GROUP == 0) linear_spread(w->scales + step * STEP / GROUP * PANEL, pairs);
-    linear_widen_step(w->bytes + step * STEP_BYTES / 2, pairs, room, &beside->stream, beside->lines);
+    linear_widen_step(w->int8 + step * INT8_STEP_BYTES, room, &beside->stream, beside->lines);
     return (const char *)room;
 }
 
@@ -22,7 +20,6 @@ INLINE const char *linear_widened(const struct linear_weights *w, int64_t step, 
 INLINE void linear_tiles(int is_two, int is_int8, const uint16_t *x, int64_t x_stride, const struct linear_weights *w,
                          int64_t steps, float *sums, int is_more, struct linear_beside *beside) {
     const char *weights = w->tiles;
-    float pairs[2 * PANEL] __attribute__((aligned(64)));
     const int width = PANEL * sizeof(float);
     int64_t finished_each = (beside->pending.rows + steps - 1) / steps;
     _tile_zero(0);
@@ -36,7 +33,7 @@ INLINE void linear_tiles(int is_two, int is_int8, const uint16_t *x, int64_t x_s
         if (is_two) _tile_loadd(3, sums + 16 * PANEL + 16, width);
     }
     for (int64_t step = 0; step < steps; step++, x += STEP, weights += STEP_BYTES) {
-        if (is_int8) weights = linear_widened(w, step, pairs, beside);
+        if (is_int8) weights = linear_widened(w, step, beside);
         else linear_stream_call(&beside->stream, beside->lines);
         linear_finish(&beside->pending, finished_each);
         _tile_loadd(4, x, x_stride * 2);

@@ -9,7 +9,8 @@
 #define MANY_PANELS 512 /* from here on an item is several panels */
 #define PANELS_AT_ONCE 4
 
-static int64_t linear_panel_bytes(int64_t in, int64_t kind) { return in * PANEL * (kind == LINEAR_BF16 ? 2 : 1); }
+static int64_t linear_step_bytes(int64_t kind) { return kind == LINEAR_BF16 ? STEP_BYTES : INT8_STEP_BYTES; }
+static int64_t linear_panel_bytes(int64_t in, int64_t kind) { return in / STEP * linear_step_bytes(kind); }
 static int64_t linear_panels(int64_t out) { return (out + PANEL - 1) / PANEL; }
 
 struct linear_stream {

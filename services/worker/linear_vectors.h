@@ -81,8 +81,7 @@ static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const
     for (int64_t from = 0; from < steps; from += WIDENED_STEPS) {
         struct linear_weights some = *w;
         int64_t count = from + WIDENED_STEPS < steps ? WIDENED_STEPS : steps - from;
-        some.bytes += from * STEP_BYTES / 2;
-        some.scales += from * STEP / GROUP * PANEL;
+        some.int8 += from * INT8_STEP_BYTES;
         linear_widen(&some, count, &beside->stream, beside->lines);
         linear_blocks(rows, x + from * STEP, x_stride, (const char *)some.room, count, sums, is_more || from,
                       &beside->stream, 0);

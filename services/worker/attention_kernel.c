@@ -58,7 +58,7 @@ struct item {
 struct job {
     const struct step *step;
     const struct layer *layer;
-    const struct item *items;
+    struct item *items;
     int64_t item_count, part_floats;
     int64_t parts, tile_rows, group, padded, element;
     float *partials;
@@ -384,25 +384,32 @@ void attention_use(parallel_function parallel, barrier_function barrier) {
     wait_for_team = barrier;
 }
 
+/* Returns 0, or 1 if there is no memory; `end_job` frees what there is in both cases. */
+static int begin_job(struct job *job) {
+    const struct layer *layer = job->layer;
+    job->group = layer->heads / layer->kv_heads;
+    job->element = layer->dtype == FLOAT32 ? 4 : 2;
+    job->padded = (layer->dim + LANES - 1) / LANES * LANES;
+    job->tile_rows = tile_tokens(job) * job->group;
+    job->part_floats = job->tile_rows * (job->padded + 2);
+    cut(job, NULL);
+    job->items = malloc((size_t)(job->item_count ? job->item_count : 1) * sizeof *job->items);
+    job->partials = malloc((size_t)(job->parts ? job->parts : 1) * job->part_floats * sizeof(float));
+    if (!job->items || !job->partials) return 1;
+    cut(job, job->items);
+    return 0;
+}
+
+static void end_job(struct job *job) {
+    free(job->partials);
+    free(job->items);
+}
+
 /* Returns 0, or 1 if there was no memory. */
 int attention_call(const struct step *step, const struct layer *layer) {
     struct job job = {.step = step, .layer = layer};
-    job.group = layer->heads / layer->kv_heads;
-    job.element = layer->dtype == FLOAT32 ? 4 : 2;
-    job.padded = (layer->dim + LANES - 1) / LANES * LANES;
-    job.tile_rows = tile_tokens(&job) * job.group;
-    job.part_floats = job.tile_rows * (job.padded + 2);
-    cut(&job, NULL);
-    struct item *items = malloc((size_t)(job.item_count ? job.item_count : 1) * sizeof *items);
-    job.partials = malloc((size_t)(job.parts ? job.parts : 1) * job.part_floats * sizeof(float));
-    if (items && job.partials) {
-        job.items = items;
-        cut(&job, items);
-        run_parallel(work, &job, 0, 0);
-    } else {
-        job.failed = 1;
-    }
-    free(job.partials);
-    free(items);
+    if (begin_job(&job)) job.failed = 1;
+    else run_parallel(work, &job, 0, 0);
+    end_job(&job);
     return job.failed;
 }

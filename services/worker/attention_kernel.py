@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.attention_path import Asked, New, Pool, RunningStep, StepView, Unsupported
+from services.worker.attention_path import Asked, New, Pool, StepView, Unsupported
 from services.worker.kernel_build import NoKernel, built
 from services.worker.progress import Progress
 
-_SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("attention_kernel.c", "attention_chunk.h", "attention_vectors.h")
-)
+_HERE = Path(__file__).parent
+_SOURCES = (_HERE / "program.c", _HERE / "attention_kernel.c", *sorted(_HERE.glob("*.h")))
+"""One library: attention alone, and whole steps (`program.py`)."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _WORD_BYTES = 4
 """Keys are read in words of this size."""
@@ -41,7 +41,7 @@ class _Step(ctypes.Structure):
     )
 
 
-class _Layer(ctypes.Structure):
+class Layer(ctypes.Structure):
     """``struct layer`` of the kernel."""
 
     _fields_ = (
@@ -73,7 +73,7 @@ class KernelPath:
     def __init__(self, library: Path) -> None:
         """Load the library. Raises NoKernel if it cannot be loaded, or torch has no threads to lend."""
         try:
-            kernel = ctypes.CDLL(str(library))
+            self.library = kernel = ctypes.CDLL(str(library))
             threads = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
             parallel, barrier = threads.GOMP_parallel, threads.GOMP_barrier
             self._call = kernel.attention_call
@@ -84,12 +84,14 @@ class KernelPath:
         kernel.attention_use(parallel, barrier)
         self._call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
-    def begin(self, view: StepView) -> RunningStep:
+    def begin(self, view: StepView) -> "KernelStep":
         """Return what all layers of a step share."""
-        return _KernelStep(self._call, view)
+        return KernelStep(self._call, view)
 
 
-class _KernelStep:
+class KernelStep:
+    """One step's arrays where the kernel finds them."""
+
     def __init__(self, call: "ctypes._NamedFuncPointer", view: StepView) -> None:
         self._call = call
         self._arrays = [
@@ -98,7 +100,13 @@ class _KernelStep:
         ]  # kept: the structure has their addresses
         self._step = _Step(len(view.firsts), len(view.slots), view.block_tokens, *map(_address, self._arrays))
 
+    @property
+    def address(self) -> int:
+        """Where ``struct step`` lies, as long as this object lives."""
+        return ctypes.addressof(self._step)
+
     def attend(self, pool: Pool, new: New, asked: Asked) -> torch.Tensor:
+        """Attend in one layer."""
         kv_heads, _, dim = pool.keys.shape[1:]
         dtype = pool.keys.dtype
         if dtype not in _TYPES or dim * dtype.itemsize % _WORD_BYTES:
@@ -108,7 +116,7 @@ class _KernelStep:
         strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
         addresses = (tensor.data_ptr() for tensor in (pool.keys, pool.values, q, k, v, out))
         shape = (q.shape[0], kv_heads, dim, _TYPES[dtype], asked.window or 0)
-        layer = _Layer(*shape, asked.scale, asked.softcap or 0.0, *addresses, *strides)
+        layer = Layer(*shape, asked.scale, asked.softcap or 0.0, *addresses, *strides)
         if self._call(ctypes.addressof(self._step), ctypes.addressof(layer)):
             raise MemoryError("no memory for attention")
         return out.to(new.queries.dtype)

@@ -44,19 +44,20 @@ class PagedAttention:
         self._step: RunningStep | None = None
         self.windows: dict[int, int | None] = {}
         """Of the last step: the layers that attended, and the sliding window each asked for."""
-        number = next(_numbers)
+        self.number = number = next(_numbers)
+        """By which the operator finds this instance."""
         _instances[number] = self
         # a name of its own: the interface is global, and a process may hold several models
         self.name = f"slipstream_{number}"
         AttentionInterface.register(self.name, _function(number))
 
     @contextmanager
-    def step(self, view: StepView) -> Iterator[None]:
+    def step(self, view: StepView) -> Iterator[RunningStep]:
         """Swap a step in while the model runs it. Only the step thread does."""
         self._step = self._path.begin(view)
         self.windows = {}
         try:
-            yield
+            yield self._step
         finally:
             self._step = None
 
@@ -67,17 +68,17 @@ class PagedAttention:
         if layer in self.windows:
             raise Unsupported("several attentions in one layer")
         self.windows[layer] = asked.window
-        return self._step.attend(self._pool(layer, new.keys), new, asked)
+        return self._step.attend(self.pool(layer, new.keys.shape[0], new.keys.shape[2]), new, asked)
 
     def bytes_per_position(self) -> int:
         """Return what one position takes in all layers seen so far."""
         tensors = [tensor for pool in self._pools.values() for tensor in (pool.keys, pool.values)]
         return sum(tensor.shape[1] * tensor.shape[3] * tensor.element_size() for tensor in tensors)
 
-    def _pool(self, layer: int, key: torch.Tensor) -> Pool:
-        """Return a layer's pool, made when the layer attends for the first time."""
+    def pool(self, layer: int, kv_heads: int, dim: int) -> Pool:
+        """Return a layer's pool, made when it is asked for the first time."""
         if layer not in self._pools:
-            shape = (self._blocks, key.shape[0], self._block_tokens, key.shape[2])
+            shape = (self._blocks, kv_heads, self._block_tokens, dim)
             self._pools[layer] = Pool(empty_pool(shape, self._dtype), empty_pool(shape, self._dtype))
         return self._pools[layer]
 

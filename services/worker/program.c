@@ -1,0 +1,214 @@
+/* A step of a whole model as one call: instructions that the exported graph was lowered to, run by all threads together.
+ *
+ * Every value of a step is a table of rows, one for each token (or for each token whose logits are wanted). It lies in
+ * one arena: its first row at `at` * capacity bytes, where capacity is the number of rows there is room for, so that
+ * where a value lies does not depend on how many tokens a step has. Threads meet after each instruction; within one
+ * they take pieces of work by a counter, so that a thread that is held up holds up nothing but its own piece.
+ * Threads are those of the OpenMP runtime that was handed to the attention kernel. */
+
+#include "attention_kernel.c"
+#include "linear.h"
+#include "linear_floats.h"
+#include "rows.h"
+
+enum { LOOKUP = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, PICK = 5, ADD = 6 };
+enum { NOWHERE = -1, LOGITS = -2 };
+enum { BY_TOKEN = 0, BY_POSITION = 1 };
+
+/* Where a value lies: `at` bytes of each row of the arena before it (or NOWHERE, or LOGITS for what comes out). */
+struct place {
+    int64_t at, column, stride; /* column and stride count elements */
+    int64_t wanted;             /* 1: it has a row for each token whose logits are wanted, and lies in their arena */
+};
+
+struct instruction {
+    int64_t op;
+    struct place in, in_2, in_3, out;
+    const void *what;      /* of the op: struct lookup, norm, linear_how, rotation, layer */
+};
+
+struct lookup { const void *table; int64_t width, by; };
+struct norm { const float *weight, *bias; int64_t width, groups, centred; float epsilon; };
+struct linear_how { struct linear weights; int64_t epilogue, activation; };
+struct rotation { int64_t heads, dim, half; }; /* in: turned in place, in_2: cosines, in_3: sines */
+struct attention { struct layer layer; };       /* keys and values of the pool; in: q, in_2: k, in_3: v */
+struct added { int64_t width; };
+
+struct program_step {
+    const struct instruction *instructions;
+    int64_t count, is_half;
+    char *arena, *wanted_arena;
+    int64_t capacity, wanted_capacity;
+    const struct step *step;
+    const int64_t *token_ids, *positions, *wanted;
+    int64_t tokens, wanted_count;
+    float *logits;
+    int64_t logits_stride;
+};
+
+struct course {
+    const struct program_step *given;
+    struct job *jobs;                 /* [count] used where an instruction attends */
+    struct layer *layers;
+    _Atomic int64_t *taken;
+};
+
+/* ---- rows ---- */
+
+INLINE char *address(const struct program_step *s, struct place place, int64_t row) {
+    char *first = place.wanted ? s->wanted_arena + place.at * s->wanted_capacity : s->arena + place.at * s->capacity;
+    return first + (place.column + row * place.stride) * (s->is_half ? 2 : 4);
+}
+
+static int64_t rows_of(const struct program_step *s, const struct instruction *one) {
+    return one->out.wanted ? s->wanted_count : s->tokens;
+}
+
+static void do_row(const struct program_step *s, const struct instruction *one, int64_t row) {
+    int is_half = (int)s->is_half;
+    char *in = address(s, one->in, row), *out = address(s, one->out, row);
+    switch (one->op) {
+    case LOOKUP: {
+        const struct lookup *what = one->what;
+        int64_t bytes = what->width * (is_half ? 2 : 4);
+        int64_t from = (what->by == BY_TOKEN ? s->token_ids : s->positions)[row];
+        memcpy(out, (const char *)what->table + from * bytes, bytes);
+        break;
+    }
+    case NORM: {
+        const struct norm *what = one->what;
+        for (int64_t group = 0; group < what->groups; group++) {
+            int64_t offset = group * what->width * (is_half ? 2 : 4);
+            norm_group(in + offset, out + offset, what->weight, what->bias, what->width, what->epsilon,
+                       (int)what->centred, is_half);
+        }
+        break;
+    }
+    case ROTATE: {
+        const struct rotation *what = one->what;
+        rotate_row(in, address(s, one->in_2, row), address(s, one->in_3, row), what->heads, what->dim, what->half,
+                   is_half);
+        break;
+    }
+    case PICK: {
+        const struct added *what = one->what;
+        memcpy(out, address(s, one->in, s->wanted[row]), what->width * (is_half ? 2 : 4));
+        break;
+    }
+    case ADD: {
+        const struct added *what = one->what;
+        add_row(in, address(s, one->in_2, row), out, what->width, is_half);
+        break;
+    }
+    }
+}
+
+static void do_rows(const struct program_step *s, const struct instruction *one, _Atomic int64_t *taken) {
+    int64_t rows = rows_of(s, one);
+    for (;;) {
+        int64_t row = atomic_fetch_add(taken, ROWS_AT_ONCE);
+        if (row >= rows) return;
+        int64_t end = row + ROWS_AT_ONCE < rows ? row + ROWS_AT_ONCE : rows;
+        for (; row < end; row++) do_row(s, one, row);
+    }
+}
+
+/* ---- matrices and attention ---- */
+
+static void do_linear(const struct program_step *s, const struct instruction *one, _Atomic int64_t *taken) {
+    const struct linear_how *what = one->what;
+    int is_logits = one->out.at == LOGITS;
+    if (rows_of(s, one) == 0) return;
+    if (!s->is_half) {
+        struct floats_call call = {
+            .w = &what->weights, .x = (const float *)address(s, one->in, 0), .x_stride = one->in.stride,
+            .y = is_logits ? s->logits : (float *)address(s, one->out, 0),
+            .y_stride = is_logits ? s->logits_stride : one->out.stride,
+            .add = what->epilogue == EPILOGUE_ADD ? (const float *)address(s, one->in_2, 0) : NULL,
+            .add_stride = one->in_2.stride, .rows = rows_of(s, one),
+            .epilogue = what->epilogue, .activation = what->activation,
+        };
+        floats_work(&call, taken);
+        return;
+    }
+    struct linear_call call = {
+        .w = &what->weights, .x = (const uint16_t *)address(s, one->in, 0), .x_stride = one->in.stride,
+        .y = is_logits ? (void *)s->logits : (void *)address(s, one->out, 0),
+        .y_stride = is_logits ? s->logits_stride : one->out.stride, .y_is_float = is_logits,
+        .add = what->epilogue == EPILOGUE_ADD ? (const uint16_t *)address(s, one->in_2, 0) : NULL,
+        .add_stride = one->in_2.stride, .rows = rows_of(s, one),
+        .epilogue = what->epilogue, .activation = what->activation,
+    };
+    linear_work(&call, taken);
+}
+
+static void do_all(void *given) {
+    struct course *course = given;
+    const struct program_step *s = course->given;
+    linear_thread_begin();
+    for (int64_t at = 0; at < s->count; at++) {
+        const struct instruction *one = s->instructions + at;
+        if (one->op == ATTEND) work(course->jobs + at);
+        else if (one->op == LINEAR) do_linear(s, one, course->taken + at);
+        else do_rows(s, one, course->taken + at);
+        wait_for_team();
+    }
+    linear_thread_end();
+}
+
+/* Returns 1 if there is no memory. */
+static int prepare_attention(struct course *course) {
+    const struct program_step *s = course->given;
+    for (int64_t at = 0; at < s->count; at++) {
+        const struct instruction *one = s->instructions + at;
+        if (one->op != ATTEND) continue;
+        struct layer *layer = course->layers + at;
+        struct job *job = course->jobs + at;
+        *layer = ((const struct attention *)one->what)->layer;
+        layer->dtype = s->is_half ? BFLOAT16 : FLOAT32;
+        layer->q = address(s, one->in, 0);
+        layer->k = address(s, one->in_2, 0);
+        layer->v = address(s, one->in_3, 0);
+        layer->out = address(s, one->out, 0);
+        layer->q_token = one->in.stride;
+        layer->k_token = one->in_2.stride;
+        layer->v_token = one->in_3.stride;
+        layer->q_head = layer->k_head = layer->v_head = layer->dim;
+        *job = (struct job){.step = s->step, .layer = layer};
+        if (begin_job(job)) return 1;
+    }
+    return 0;
+}
+
+/* Returns 0, or 1 if there was no memory. */
+int program_run(const struct program_step *s) {
+    struct course course = {.given = s};
+    size_t count = (size_t)(s->count ? s->count : 1);
+    course.jobs = calloc(count, sizeof *course.jobs);
+    course.layers = calloc(count, sizeof *course.layers);
+    course.taken = calloc(count, sizeof *course.taken);
+    int failed = !course.jobs || !course.layers || !course.taken || prepare_attention(&course);
+    if (!failed) run_parallel(do_all, &course, 0, 0);
+    for (int64_t at = 0; at < s->count && course.jobs; at++) {
+        failed |= course.jobs[at].failed;
+        end_job(course.jobs + at);
+    }
+    free(course.jobs);
+    free(course.layers);
+    free((void *)course.taken);
+    return failed;
+}
+
+int program_init(void) { return linear_init(); }
+
+int64_t program_packed_bytes(int64_t in, int64_t out, int64_t kind) {
+    return kind == LINEAR_FLOAT ? linear_floats_bytes(in, out) : linear_packed_bytes(in, out, kind);
+}
+
+int64_t program_scale_count(int64_t in, int64_t out, int64_t kind) { return linear_scale_count(in, out, kind); }
+
+/* weights: float for LINEAR_FLOAT, else bfloat16, `[out][in]` */
+void program_pack(const void *weights, int64_t in, int64_t out, int64_t kind, void *packed, float *scales) {
+    if (kind == LINEAR_FLOAT) linear_floats_pack(weights, in, out, packed);
+    else linear_pack(weights, in, out, kind, packed, scales);
+}

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.executor import Batch, Loaded, Outcome, Row
+from services.worker.executor import Batch, Draw, Drawn, Loaded, Outcome, Row
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.progress import Progress
 from shared.errors import StartupError
-from shared.protocol.messages import WorkerSize
+from shared.protocol.messages import Logprobs, Ranked, WorkerSize
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.settings import WorkerSettings
 
@@ -40,7 +40,10 @@ class WrongBlock(Exception):
 
 
 class FakeExecutor:
-    """A pool of (token, position) and a hash instead of a model. Sampling parameters change nothing."""
+    """A pool of (token, position) and a hash instead of a model, which is always certain of its token.
+
+    Sampling parameters change nothing, but that no answer ends before its least length.
+    """
 
     vocabulary = VOCABULARY
 
@@ -75,18 +78,27 @@ class FakeExecutor:
         slots = table[:, None] * self.size.block_tokens + np.arange(self.size.block_tokens)
         return slots.reshape(-1)[: row.end]
 
-    def _next(self, row: Row, slots: npt.NDArray[np.int64]) -> int:
+    def _next(self, row: Row, slots: npt.NDArray[np.int64]) -> Outcome:
         found = self._positions[slots]
         wrong = np.flatnonzero(found != np.arange(row.end))
         if wrong.size:
             at = int(wrong[0])
             raise WrongBlock(f"request {row.request}: position {at} reads back position {int(found[at])}")
-        return fake_next_token(self._tokens[slots])
+        token = fake_next_token(self._tokens[slots])
+        return token if row.draw is None else _drawn(token, row.draw)
 
     def _sleep_until(self, end_s: float) -> None:
         left_s = end_s - self._clock()
         if left_s > 0:
             self._sleep(left_s)
+
+
+def _drawn(token: int, draw: Draw) -> Outcome:
+    if draw.history is not None and draw.history.output_tokens < draw.sampling.min_tokens:
+        token = token if token not in draw.history.ending_ids else _FIRST_PRINTABLE
+    if draw.sampling.logprobs is None:
+        return token
+    return Drawn(token, Logprobs(0.0, (Ranked(token, 0.0),)[: draw.sampling.logprobs]))
 
 
 def load_fake(settings: WorkerSettings, _progress: Progress) -> Loaded:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from services.worker.executor import Draw, Row
+from services.worker.executor import Draw, Drawn, Row
 from services.worker.fake_executor import FakeExecutor, WrongBlock, fake_next_token
 from services.worker.fake_tokenizer import EOS_ID, fake_tokenizer_files
+from services.worker.history import History
 from shared.ids import BlockId, RequestId
-from shared.protocol.messages import Sampling
+from shared.protocol.messages import Logprobs, Ranked, Sampling
 
 
 def row(name: str, ids: tuple[int, ...], *table: int, start: int = 0) -> Row:
@@ -111,3 +113,23 @@ def test_the_fake_worker_starts_without_torch() -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_it_tells_logprobs_to_who_asks_and_is_always_certain() -> None:
+    executor = FakeExecutor(8)
+    plain = row("a", tuple(range(5)), 1)
+    (token,) = executor.execute((plain,))
+    asked = replace(plain, draw=Draw(Sampling(logprobs=1), 5))
+    assert isinstance(token, int)
+    assert executor.execute((asked,)) == (Drawn(token, Logprobs(0.0, (Ranked(token, 0.0),))),)
+    asked = replace(plain, draw=Draw(Sampling(logprobs=0), 5))
+    assert executor.execute((asked,)) == (Drawn(token, Logprobs(0.0)),)
+
+
+def test_no_answer_ends_before_its_least_length() -> None:
+    executor = FakeExecutor(8)
+    ids = next((n,) for n in range(1000) if fake_next_token((n,)) == EOS_ID)
+    for output, ends in (([], False), ([5], False), ([5, 5], True)):
+        history = History(output, prompt_ids=(), ending_ids={EOS_ID})
+        asked = replace(row("a", ids, 1), draw=Draw(Sampling(min_tokens=2), 1, history))
+        assert (executor.execute((asked,)) == (EOS_ID,)) is ends

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from services.worker.linear_packing import Kind, Packed
 from tests.benchmarks.machine import Reading, describe
-from tests.unit.linear_rig import ADD, GATED, NONE, SILU, VARIANTS, Call, LinearKernel, call_of
+from tests.unit.linear_rig import ADD, GATED, NONE, SILU, VARIANTS, Call, Kind, LinearKernel, Packed, call_of
 
 LAYERS, HIDDEN, INNER, QKV, VOCABULARY = 30, 576, 1536, 960, 49152
 SHAPES = ((QKV, HIDDEN, NONE), (HIDDEN, HIDDEN, ADD), (2 * INNER, HIDDEN, GATED), (HIDDEN, INNER, ADD))
@@ -26,11 +25,11 @@ class Model:
     def __init__(self, kernel: LinearKernel, kind: Kind) -> None:
         self._kernel = kernel
         self._layers = [
-            (kernel.packer.pack(torch.randn(out, width, dtype=torch.bfloat16), kind=kind), how)
+            (kernel.pack(torch.randn(out, width, dtype=torch.bfloat16), kind=kind), how)
             for _ in range(LAYERS)
             for out, width, how in SHAPES
         ]
-        self._head = kernel.packer.pack(torch.randn(VOCABULARY, HIDDEN, dtype=torch.bfloat16), kind=kind)
+        self._head = kernel.pack(torch.randn(VOCABULARY, HIDDEN, dtype=torch.bfloat16), kind=kind)
         self.bytes = sum(len(tensor) for packed, _ in [*self._layers, (self._head, NONE)] for tensor in packed.tensors)
         self._hidden, self._wide = (torch.zeros(MOST_ROWS, width).bfloat16() for width in (HIDDEN, 2 * INNER))
         self._logits = torch.empty(64, VOCABULARY)
@@ -52,7 +51,7 @@ class Model:
 
     def flop(self, rows: int, sampled: int) -> int:
         """Return the multiplications and additions of such a step."""
-        sizes = sum(packed.linear.inputs * packed.linear.outputs for packed, _ in self._layers)
+        sizes: int = sum(packed.linear.inputs * packed.linear.outputs for packed, _ in self._layers)
         return 2 * (sizes * rows + HIDDEN * VOCABULARY * sampled)
 
 
@@ -103,9 +102,8 @@ def main() -> None:
     for rows in given.rows:
         taken = least[str(rows)]
         rates = f"{model.bytes / taken / 1e9:6.1f} GB/s" if sampled[rows] else "  without head"
-        print(
-            f"{rows:5d} rows: {taken * 1e3:7.2f} ms  {rates}  {model.flop(rows, sampled[rows]) / taken / 1e9:6.0f} GFLOP/s"
-        )
+        multiplied = model.flop(rows, sampled[rows]) / taken / 1e9
+        print(f"{rows:5d} rows: {taken * 1e3:7.2f} ms  {rates}  {multiplied:6.0f} GFLOP/s")
 
 
 if __name__ == "__main__":

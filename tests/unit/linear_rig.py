@@ -1,13 +1,15 @@
 """The linear kernel on its own: compiled in each variant, and run on torch's threads."""
 
 import ctypes
+import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from services.worker import kernel_build
-from services.worker.linear_packing import Packed, Packer
+from services.worker.linear_memory import WeightMemory
 from services.worker.progress import Progress
 
 _WORKER = Path(kernel_build.__file__).parent
@@ -24,6 +26,34 @@ VARIANTS = {
 }
 NONE, ADD, GATED, ACTIVATED = range(4)
 SILU, GELU_TANH, GELU, RELU = range(4)
+
+
+class Kind(enum.IntEnum):
+    """What packed weights are made of."""
+
+    BF16 = 0
+    INT8 = 1
+
+
+class Linear(ctypes.Structure):
+    """``struct linear`` of the kernel."""
+
+    _fields_ = (
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+        ("packed", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Packed weights: the structure has the addresses of the tensors, which live as long as this does."""
+
+    linear: Linear
+    tensors: tuple[torch.Tensor, ...]
 
 
 class Call(ctypes.Structure):
@@ -67,19 +97,39 @@ class LinearKernel:
         with kernel_build.built(SOURCES, Progress(), root=root, flags=VARIANTS[variant]) as made:
             library = ctypes.CDLL(str(made.library))
         threads = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-        library.linear_outside_variant.restype = ctypes.c_char_p
+        library.rig_variant.restype = ctypes.c_char_p
+        library.rig_bytes.argtypes, library.rig_bytes.restype = (ctypes.c_int64,) * 3, ctypes.c_int64
+        library.rig_pack.argtypes = (ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p)
         library.rig_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-        self.variant: str = library.linear_outside_variant().decode()
+        self.variant: str = library.rig_variant().decode()
         self._threads = (
             ctypes.cast(threads.GOMP_parallel, ctypes.c_void_p),
             ctypes.cast(threads.GOMP_barrier, ctypes.c_void_p),
         )
-        self._run = library.rig_run
-        self.packer = Packer(library)
+        self._library = library
+        self._memory = WeightMemory()
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, kind: Kind = Kind.BF16) -> Packed:
+        """Return ``weight`` [outputs, inputs] packed."""
+        outputs, inputs = weight.shape
+        source = weight.to(torch.bfloat16).contiguous()
+        packed = self._memory.take(self._library.rig_bytes(inputs, outputs, kind))
+        self._library.rig_pack(source.data_ptr(), inputs, outputs, kind, packed.data_ptr())
+        linear = Linear(inputs, outputs, kind, packed.data_ptr())
+        if bias is None:
+            return Packed(linear, (packed,))
+        linear.bias = bias.data_ptr()
+        return Packed(linear, (packed, bias))
 
     def run(self, calls: "Sequence[Call] | ctypes.Array[Call]") -> None:
         """Run calls one after the other."""
         array = calls if isinstance(calls, ctypes.Array) else (Call * len(calls))(*calls)
-        refused = self._run(*self._threads, ctypes.addressof(array), len(array))
+        refused = self._library.rig_run(*self._threads, ctypes.addressof(array), len(array))
         if refused:
             raise RuntimeError(f"the kernel cannot run here: {refused}")
+
+
+def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a gate and of what it gates (weights or biases) as the kernel wants them, 16 by 16."""
+    pieces = [tensor.reshape(-1, 16, *tensor.shape[1:]) for tensor in (gate, up)]
+    return torch.stack(pieces, dim=1).flatten(0, 2)

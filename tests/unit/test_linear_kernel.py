@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.worker.linear_packing import Kind, Packed, interleaved
+from services.worker.linear_memory import WeightMemory
 from tests.unit.linear_rig import (
     ACTIVATED,
     ADD,
@@ -21,8 +21,11 @@ from tests.unit.linear_rig import (
     RELU,
     SILU,
     VARIANTS,
+    Kind,
     LinearKernel,
+    Packed,
     call_of,
+    interleaved,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -109,7 +112,7 @@ def run(kernel: LinearKernel, packed: Packed, x: torch.Tensor, rows: int, asked:
 def test_any_number_of_rows_next_to_rows_of_anything(kernel: LinearKernel, rows: int) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(96, 160).bfloat16(), inputs_of(rows, 160, beside=32)
-    got = run(kernel, kernel.packer.pack(weight), x, rows)
+    got = run(kernel, kernel.pack(weight), x, rows)
     check(got, product(x[:rows], weight, None), relative=NEAR[torch.float32])
 
 
@@ -120,7 +123,7 @@ def test_any_number_of_outputs(kernel: LinearKernel, outputs: int, dtype: torch.
     weight, bias = torch.randn(outputs, 64).bfloat16(), torch.randn(outputs)
     add = torch.randn(37, outputs + 1).bfloat16()[:, :outputs]
     x = inputs_of(37, 64)
-    packed = kernel.packer.pack(weight, bias)
+    packed = kernel.pack(weight, bias)
     wanted = product(x[:37], weight, bias)
     check(run(kernel, packed, x, 37, Asked(dtype=dtype)), wanted, relative=NEAR[dtype])
     got = run(kernel, packed, x, 37, Asked(ADD, dtype=dtype, add=add))
@@ -132,7 +135,7 @@ def test_any_number_of_outputs(kernel: LinearKernel, outputs: int, dtype: torch.
 def test_any_number_of_inputs(kernel: LinearKernel, width: int, rows: int) -> None:
     torch.manual_seed(width)
     weight, x = torch.randn(40, width).bfloat16(), inputs_of(rows, width)
-    got = run(kernel, kernel.packer.pack(weight), x, rows)
+    got = run(kernel, kernel.pack(weight), x, rows)
     check(got, product(x[:rows], weight, None), relative=NEAR[torch.float32])
 
 
@@ -146,10 +149,10 @@ def test_activations_and_gates(kernel: LinearKernel, activation: int, has_bias: 
     biases = [torch.randn(80) for _ in range(2)] if has_bias else [None, None]
     gates, ups = (product(x[:rows], weight, bias) for weight, bias in zip((gate, up), biases, strict=True))
     act = ACTIVATIONS[activation]
-    alone = kernel.packer.pack(gate, biases[0])
+    alone = kernel.pack(gate, biases[0])
     check(run(kernel, alone, x, rows, Asked(ACTIVATED, activation, dtype)), act(gates), relative=NEAR[dtype])
     bias = interleaved(biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
-    both = kernel.packer.pack(interleaved(gate, up), bias)
+    both = kernel.pack(interleaved(gate, up), bias)
     check(run(kernel, both, x, rows, Asked(GATED, activation, dtype)), act(gates) * ups, relative=NEAR[dtype])
 
 
@@ -160,7 +163,7 @@ def test_activations_of_small_and_large_numbers(kernel: LinearKernel, activation
     x[: len(numbers), 0] = numbers
     weight = torch.zeros(1, 32).bfloat16()
     weight[0, 0] = 1
-    got = run(kernel, kernel.packer.pack(weight), x, len(numbers), Asked(ACTIVATED, activation))
+    got = run(kernel, kernel.pack(weight), x, len(numbers), Asked(ACTIVATED, activation))
     wanted = ACTIVATIONS[activation](x[: len(numbers), :1].double())
     torch.testing.assert_close(got.double(), wanted, rtol=3e-6, atol=2e-6)
 
@@ -170,7 +173,7 @@ def test_what_is_no_number_comes_out_in_its_own_row_alone(kernel: LinearKernel) 
     x[7, 5] = math.nan
     for how in (NONE, GATED, ACTIVATED):
         for activation in ACTIVATIONS:
-            is_none = run(kernel, kernel.packer.pack(weight), x, 20, Asked(how, activation)).isnan()
+            is_none = run(kernel, kernel.pack(weight), x, 20, Asked(how, activation)).isnan()
             assert is_none[7].all()
             assert not is_none[:7].any()
             assert not is_none[8:].any()
@@ -180,7 +183,7 @@ def test_what_is_no_number_comes_out_in_its_own_row_alone(kernel: LinearKernel) 
 def test_what_is_added_may_be_where_the_sum_goes(kernel: LinearKernel, kind: Kind) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(576, 64).bfloat16(), inputs_of(18, 64)
-    packed = kernel.packer.pack(weight, kind=kind)
+    packed = kernel.pack(weight, kind=kind)
     y = torch.randn(18, 576).bfloat16()
     apart = run(kernel, packed, x, 18, Asked(ADD, dtype=torch.bfloat16, add=y.clone()))
     kernel.run([call_of(packed, x, y, (ADD, SILU), y)])
@@ -191,7 +194,7 @@ def test_what_is_added_may_be_where_the_sum_goes(kernel: LinearKernel, kind: Kin
 @pytest.mark.parametrize("width", [64, 576, 2080])
 def test_a_row_is_the_same_alone_and_among_others(kernel: LinearKernel, width: int, kind: Kind) -> None:
     torch.manual_seed(2)
-    packed = kernel.packer.pack(torch.randn(70, width).bfloat16(), kind=kind)
+    packed = kernel.pack(torch.randn(70, width).bfloat16(), kind=kind)
     x = inputs_of(600, width)
     together = run(kernel, packed, x, 600)
     for first, rows in ((0, 1), (63, 1), (5, 2), (16, 16), (10, 17), (0, 33), (30, 64), (599, 1), (500, 100)):
@@ -204,7 +207,7 @@ def test_a_row_is_the_same_alone_and_among_others(kernel: LinearKernel, width: i
 def test_threads_share_the_work(kernel: LinearKernel, kind: Kind) -> None:
     torch.manual_seed(3)
     weight, x = torch.randn(20_000, 64).bfloat16(), inputs_of(3, 64)
-    packed = kernel.packer.pack(weight, kind=kind)
+    packed = kernel.pack(weight, kind=kind)
     alone = run(kernel, packed, x, 3)
     torch.set_num_threads(2)
     try:
@@ -220,7 +223,7 @@ def test_int8_is_as_near_as_one_part_in_127_of_the_largest_of_a_group(kernel: Li
     weight[:, -1] *= 100  # coarse in the last group, and in no other
     weight[3] = 0
     identity = torch.eye(-(-width // 16) * 16)[:, :width].bfloat16()
-    got = run(kernel, kernel.packer.pack(weight, kind=Kind.INT8), identity, width).T
+    got = run(kernel, kernel.pack(weight, kind=Kind.INT8), identity, width).T
     for begin in range(0, width, 32):
         group = weight[:, begin : begin + 32].double()
         most = group.abs().amax(1, keepdim=True)
@@ -231,7 +234,7 @@ def test_int8_is_as_near_as_one_part_in_127_of_the_largest_of_a_group(kernel: Li
 def test_int8_sums_are_exact_sums_of_what_was_packed(kernel: LinearKernel, rows: int) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(96, 544).bfloat16(), inputs_of(rows, 544)
-    packed = kernel.packer.pack(weight, kind=Kind.INT8)
+    packed = kernel.pack(weight, kind=Kind.INT8)
     used = run(kernel, packed, torch.eye(544).bfloat16(), 544).T
     check(run(kernel, packed, x, rows), product(x[:rows], used, None), relative=NEAR[torch.float32])
     check(used, weight.double(), relative=1e-2)
@@ -239,13 +242,13 @@ def test_int8_sums_are_exact_sums_of_what_was_packed(kernel: LinearKernel, rows:
 
 def test_nothing_is_done_for_no_rows(kernel: LinearKernel) -> None:
     x = inputs_of(16, 64)
-    run(kernel, kernel.packer.pack(torch.randn(64, 64)), x, 0)
+    run(kernel, kernel.pack(torch.randn(64, 64)), x, 0)
 
 
-def test_shapes_that_cannot_be_packed_are_refused(kernel: LinearKernel) -> None:
-    with pytest.raises(ValueError, match="33 inputs: not a multiple of 32"):
-        kernel.packer.pack(torch.randn(64, 33))
-    with pytest.raises(ValueError, match="a gate of 24 rows"):
-        interleaved(torch.randn(24, 32), torch.randn(24, 32))
-    with pytest.raises(ValueError, match="a gate of 16 rows and 32"):
-        interleaved(torch.randn(16, 32), torch.randn(32, 32))
+def test_weights_lie_on_whole_cache_lines_side_by_side() -> None:
+    memory = WeightMemory()
+    pieces = [memory.take(size) for size in (1, 100, 64, 7)]
+    assert [piece.data_ptr() - pieces[0].data_ptr() for piece in pieces] == [0, 64, 192, 256]
+    assert [len(piece) for piece in pieces] == [1, 100, 64, 7]
+    assert pieces[0].data_ptr() % 64 == 0
+    assert len(memory.take(70_000_000)) == 70_000_000

@@ -9,10 +9,14 @@
 
 #define LINEAR_VARIANT "amx"
 
+/* gcc does not know that loads of tiles, and of their shapes, read memory: by now all is stored that lies there. */
+INLINE void linear_settle(const void *at) { __asm__ volatile("" : : "r"(at) : "memory"); }
+
 /* In turn in one of several places: a step can be widened while the one before is multiplied. */
 INLINE const char *linear_widened(const struct linear_weights *w, int64_t step, struct linear_beside *beside) {
     uint16_t *room = w->room + step % 4 * (STEP_BYTES / 2);
     linear_widen_step(w->int8 + step * INT8_STEP_BYTES, room, &beside->stream, beside->lines);
+    linear_settle(room);
     return (const char *)room;
 }
 
@@ -22,6 +26,7 @@ INLINE void linear_tiles(int is_two, int is_int8, const uint16_t *x, int64_t x_s
     const char *weights = w->tiles;
     const int width = PANEL * sizeof(float);
     int64_t finished_each = (beside->pending.rows + steps - 1) / steps;
+    linear_settle(sums);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -81,6 +86,7 @@ static void linear_thread_begin(void) {
         shape.row_bytes[tile] = 64;
         shape.rows[tile] = 16;
     }
+    linear_settle(&shape);
     _tile_loadconfig(&shape);
 }
 

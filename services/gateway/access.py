@@ -28,7 +28,7 @@ class Access:
 
     def __init__(self, keys: KeyRing, open_paths: frozenset[str]) -> None:
         self._keys = keys
-        self._open = ALWAYS_OPEN | open_paths
+        self.open_paths = ALWAYS_OPEN | open_paths
 
     @property
     def middleware(self) -> Middleware:
@@ -36,7 +36,7 @@ class Access:
 
         @web.middleware
         async def ask_for_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.path not in self._open:
+            if request.path not in self.open_paths:
                 request[_TENANT] = self._keys.tenant(request.headers.get("Authorization"))
             return await handler(request)
 

@@ -56,7 +56,7 @@ def make_app(desk: Desk, entrance: Entrance) -> web.Application:
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(cors.add_headers)
     facts, tokens, gate = Facts(desk), TokenRoutes(desk), _Gate(desk)
-    openapi = document(needs_key=not entrance.keys.is_open)
+    openapi = document(None if entrance.keys.is_open else access.open_paths)
 
     async def tell_openapi(_: web.Request) -> web.Response:
         return json_response(openapi)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from services.gateway.bodies import NEUTRAL, ChatBody, CompletionBody
+from services.gateway.bodies import INT32_MAX, NEUTRAL, ChatBody, CompletionBody
 from services.gateway.formats import ErrorEnvelope, Model, ModelList, Ready, Usage
 from services.gateway.token_routes import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 
@@ -23,6 +23,11 @@ _ERRORS = {
     500: "The request failed.",
     503: "Nothing is served now: Retry-After says when to try again.",
 }
+_NULL = {"type": "null"}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+# the one field that is checked by hand: a type cannot tell lists of several kinds apart
+_PROMPT = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
 _Json = dict[str, Any]
 
 
@@ -72,25 +77,28 @@ ROUTES = (
 )
 
 
-def document(*, needs_key: bool) -> bytes:
-    """Return the document as JSON."""
+def document(open_paths: frozenset[str] | None) -> bytes:
+    """Return the document as JSON, for a gateway that asks for a key on all paths but these, or on none (``None``)."""
     types = [ErrorEnvelope, *(kind for route in ROUTES for kind in (route.answer, route.body) if kind is not None)]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     bodies = {route.body.__name__ for route in ROUTES if route.body is not None}
     for name in _reachable(schemas, bodies):
         _let_null_mean_the_default(schemas[name])
+    schemas[CompletionBody.__name__]["properties"]["prompt"] = _PROMPT
     for kind in (ChatBody, CompletionBody):
         _name_what_is_known_and_not_served(schemas[kind.__name__])
     paths: dict[str, _Json] = {}
     for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method] = _operation(route)
+        operation = paths.setdefault(route.path, {})[route.method] = _operation(route)
+        if open_paths is not None and route.path in open_paths:
+            operation["security"] = []
     about: _Json = {
         "openapi": "3.1.0",
         "info": {"title": "Slipstream", "version": "1", "description": "OpenAI's API for one pool of workers."},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
-    if needs_key:
+    if open_paths is not None:
         about["security"] = [{"key": []}]
     return msgspec.json.encode(about)
 
@@ -112,7 +120,7 @@ def _operation(route: _Route) -> _Json:
 def _content(route: _Route) -> _Json:
     if route.answer is None:
         return {_JSON: {"schema": {"type": "object"}}} if route.path.endswith(".json") else {"text/plain": {}}
-    return _json_of(route.answer) | ({_SSE: {"schema": {"type": "string"}}} if route.streams else {})
+    return _json_of(route.answer) | ({_SSE: {}} if route.streams else {})
 
 
 def _json_of(kind: type[Struct]) -> _Json:
@@ -144,8 +152,16 @@ def _references(schema: object) -> set[str]:
 def _let_null_mean_the_default(schema: _Json) -> None:
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
-        if name not in required and {"type": "null"} not in field.get("anyOf", []):
-            schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+        _let_null_mean_nothing(field)
+        if name not in required and _NULL not in field.get("anyOf", []):
+            schema["properties"][name] = {"anyOf": [field, _NULL]}
+
+
+def _let_null_mean_nothing(field: _Json) -> None:
+    """Tell that a null in a map is as if its name were not there."""
+    for part in (field, *field.get("anyOf", [])):
+        if isinstance(part.get("additionalProperties"), dict):
+            part["additionalProperties"] = {"anyOf": [part["additionalProperties"], _NULL]}
 
 
 def _name_what_is_known_and_not_served(schema: _Json) -> None:

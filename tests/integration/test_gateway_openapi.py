@@ -52,5 +52,10 @@ async def test_bodies_are_told_as_they_are_checked(body: str) -> None:
         assert {"type": "null"} in allowed or None in allowed, name
 
 
-async def test_a_gateway_with_keys_says_that_it_needs_one() -> None:
-    assert (await told(api_key="sk-0123456789"))["security"] == [{"key": []}]
+async def test_a_gateway_with_keys_says_that_it_needs_one_and_where_it_needs_none() -> None:
+    document = await told(api_key="sk-0123456789", open_paths="/metrics")
+    assert document["security"] == [{"key": []}]
+    open_to_all = {
+        path for path, routes in document["paths"].items() if any("security" in one for one in routes.values())
+    }
+    assert open_to_all == {"/health", "/ready", "/metrics"}

@@ -1,0 +1,75 @@
+"""Requests made up from the API's own document: no 5xx, no answer that the document does not name, no hang.
+
+Run by hand, with the command ``schemathesis`` (4.32 or later) of an environment of its own, for as many seconds as
+asked for, 300 by default: ``python -m tests.long.fuzz /tmp/fuzz/bin/schemathesis [SECONDS]``.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from services.gateway.bodies import INT32_MAX
+from services.worker.fake_tokenizer import VOCABULARY
+from tests.end_to_end.served import FAKE, MODEL, eventually, nothing_is_left, url_of
+from tests.integration.processes import Up, slipstream_up
+
+KEY = "sk-of-the-fuzzer"
+SLOWEST_S = 20
+# What fits the schema may be refused for what no schema says: it is too long for the model, or names two prompts.
+NOT_CHECKED = "positive_data_acceptance"
+
+
+def document_of(up: Up) -> Any:
+    """Return the document with the one model that there is: almost no request would come further otherwise."""
+    asked = Request(f"{url_of(up)}/openapi.json", headers={"Authorization": f"Bearer {KEY}"})  # noqa: S310 - http
+    with urlopen(asked, timeout=10) as response:  # noqa: S310 - our own http
+        document = json.load(response)
+    for schema in document["components"]["schemas"].values():
+        if "model" in schema.get("properties", {}) and schema.get("additionalProperties") is False:
+            is_needed = "model" in schema.get("required", [])
+            schema["properties"]["model"] = {"enum": [MODEL] if is_needed else [MODEL, None]}
+    _let_ids_be_tokens(document)
+    return document
+
+
+def _let_ids_be_tokens(part: Any) -> None:
+    """Draw ids from the vocabulary that there is, for the same reason."""
+    if isinstance(part, dict):
+        items = part.get("items", {})
+        if items.get("type") == "integer" and items.get("maximum") == INT32_MAX:
+            items["maximum"] = VOCABULARY - 1
+        for inner in part.values():
+            _let_ids_be_tokens(inner)
+    elif isinstance(part, list):
+        for inner in part:
+            _let_ids_be_tokens(inner)
+
+
+def main(schemathesis: str, seconds: int) -> int:
+    """Return schemathesis' exit status, or 1 if the server was hurt."""
+    with tempfile.TemporaryDirectory() as name:
+        flags = ("--fake-step-ms", "0", "--kv-tokens", "65536", "--api-key", KEY, "--open-paths", "/metrics")
+        with slipstream_up(Path(name), *FAKE, *flags) as up:
+            up.until_ready()
+            path = Path(name) / "openapi.json"
+            path.write_text(json.dumps(document_of(up)))
+            command = [
+                schemathesis, "run", str(path), "--url", url_of(up), "-H", f"Authorization: Bearer {KEY}",
+                "--max-time", str(seconds), "--exclude-checks", NOT_CHECKED, "--request-timeout", str(SLOWEST_S),
+                "--continue-on-failure", "--phases", "coverage,fuzzing", "--no-color",
+            ]  # fmt: skip
+            status = subprocess.run(command, check=False, cwd=name).returncode
+            is_hurt = up.process.poll() is not None or "Traceback" in up.stderr or KEY in up.stderr
+            asyncio.run(eventually(nothing_is_left, up))
+            if is_hurt:
+                print(up.stderr[-5000:])
+            return status or int(is_hurt)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 300))

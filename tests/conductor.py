@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.scheduler.wire import outcomes_of, plan_of, request_of, request_of_resident
-from services.worker.executor import Executor
-from services.worker.residents import Accepted, Ledger, Model
+from services.worker.executor import Batch, Executor, Outcome
+from services.worker.foresight import came_true, drawing_of
+from services.worker.plan_draft import Model
+from services.worker.residents import Accepted, Ledger
 from shared.ids import EntryId, GatewayId, RequestId, WorkerId
 from shared.paging.block_hash import TokenPrefix
 from shared.paging.pool import BlockPool
@@ -59,6 +61,8 @@ class Conductor:
         self.preempted: list[str] = []
         self._submissions: dict[RequestId, tuple[SubmitRequest, EntryId]] = {}
         self._prefixes: dict[RequestId, TokenPrefix] = {}
+        self.foreseen = 0
+        """Steps that were laid out while the one before them ran."""
         self._claims = 0
         self.claim()
 
@@ -72,6 +76,7 @@ class Conductor:
         self._epoch, self._published = state.epoch, 0
         self._plans: deque[StepPlan] = deque()
         self._results: deque[StepResult] = deque()
+        self._foreseen: tuple[Batch, tuple[Outcome, ...]] | None = None
         pool = BlockPool(state.size.blocks, state.size.block_tokens, state.hash_key)
         for named in state.named:
             pool.name(named.block, pool.stamp(named.block), named.content)  # type: ignore[arg-type] # bytes on the wire
@@ -146,11 +151,22 @@ class Conductor:
             return False
         accepted = self.ledger.accept(self._plans.popleft())
         assert isinstance(accepted, Accepted), accepted
-        settled = self.ledger.settle(accepted, self._executor.execute(accepted.batch) if accepted.batch else ())
+        settled = self.ledger.settle(accepted, self._drawn(accepted.batch))
         self._results.append(StepResult(accepted.epoch, accepted.step, 0.0, tuple(settled.rows)))
         for batch in self.ledger.token_batches(settled).values():
             self._tell(batch)
         return True
+
+    def _drawn(self, accepted: Batch) -> tuple[Outcome, ...]:
+        """Run what was foreseen while the step before ran, if that could be; then foresee the next plan likewise."""
+        batch, before = self._foreseen or (accepted, ())
+        assert came_true(batch, before, accepted)
+        outcomes = self._executor.prepare(batch)(before) if batch else ()
+        drawing = drawing_of(batch)
+        foreseen = self.ledger.foresee(self._plans[0], drawing) if self._plans else None
+        self._foreseen = (foreseen, outcomes) if foreseen else None
+        self.foreseen += foreseen is not None
+        return tuple(outcomes[drawing[row.request]] for row in accepted if row.draw is not None)
 
     def _tell(self, batch: TokenBatch) -> None:
         for row in batch.rows:

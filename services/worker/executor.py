@@ -1,6 +1,7 @@
 """What executes a step: the batch it is given and the tokens it gives back. No torch here."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.worker.history import History
@@ -26,6 +27,9 @@ class Row:
 
     Positions before ``start`` are in it already; another request may have written them, and others may read them now.
     ``draw`` is None while the slice does not reach the last token known.
+
+    A row that is laid out while the step before it still runs may have to feed what that step will draw: ``awaits`` is
+    the place of that token among its outcomes, and ``token_ids`` holds one id that stands for it.
     """
 
     request: RequestId
@@ -33,6 +37,7 @@ class Row:
     token_ids: tuple[int, ...]
     table: tuple[BlockId, ...]
     draw: Draw | None
+    awaits: int | None = None
 
     @property
     def end(self) -> int:
@@ -62,8 +67,30 @@ class Drawn:
 Outcome = int | Drawn | DrawFailed
 
 
+def token_of(outcome: Outcome) -> int:
+    """Return the token that was drawn; 0, to be fed in vain, if none could be."""
+    match outcome:
+        case int():
+            return outcome
+        case Drawn():
+            return outcome.token_id
+        case DrawFailed():
+            return 0
+
+
+def known_row(row: Row, before: Sequence[Outcome]) -> Row:
+    """Return a row as it is once the step before it has had these outcomes."""
+    if row.awaits is None:
+        return row
+    return replace(row, token_ids=(token_of(before[row.awaits]),), awaits=None)
+
+
+Step = Callable[[Sequence[Outcome]], tuple[Outcome, ...]]
+"""A batch laid out: given the outcomes of the step before, which some rows may await, it runs and returns its own."""
+
+
 class Executor(Protocol):
-    """A model with its KV pool. Used from one thread only."""
+    """A model with its KV pool. Steps run on one thread only, one after the other."""
 
     @property
     def size(self) -> WorkerSize:
@@ -73,10 +100,11 @@ class Executor(Protocol):
     def vocabulary(self) -> int:
         """Token ids from here on do not exist."""
 
-    def execute(self, batch: Batch) -> tuple[Outcome, ...]:
-        """Write the batch into the pool and return one outcome for each row that draws, in order of rows.
+    def prepare(self, batch: Batch) -> Step:
+        """Lay a batch out, aside of the pool and of a step that may be running meanwhile on another thread.
 
-        Whatever it raises ends the worker's life under its present id.
+        The step writes the batch into the pool and returns one outcome for each row that draws, in order of rows.
+        Whatever either raises ends the worker's life under its present id.
         """
 
     def forget(self) -> None:

@@ -7,11 +7,12 @@ through it, whoever wrote it; the next token is a hash of what was read, so that
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.executor import Batch, Draw, Drawn, Loaded, Outcome, Row
+from services.worker.executor import Batch, Draw, Drawn, Loaded, Outcome, Row, Step, known_row
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.progress import Progress
@@ -24,6 +25,7 @@ FAKE_MAX_MODEL_LEN = 8192
 _FIRST_PRINTABLE, _PRINTABLES = 32, 95
 _ONE_IN = 64
 """One token in so many ends the answer."""
+_Slots = npt.NDArray[np.int64]
 
 
 def fake_next_token(context: Sequence[int] | npt.NDArray[np.int32]) -> int:
@@ -63,9 +65,17 @@ class FakeExecutor:
         self._positions = np.full(slots, -1, dtype=np.int32)
 
     def execute(self, batch: Batch) -> tuple[Outcome, ...]:
-        """Write all rows, then read each drawing row's whole context back. Raises WrongBlock."""
+        """Run a batch that awaits nothing. Raises WrongBlock."""
+        return self.prepare(batch)(())
+
+    def prepare(self, batch: Batch) -> Step:
+        """Find the slots of all rows. The step raises WrongBlock."""
+        return partial(self._run, batch, [self._slots(row) for row in batch])
+
+    def _run(self, laid_out: Batch, slots: Sequence[_Slots], before: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        """Write all rows, then read each drawing row's whole context back."""
         begun_s = self._clock()
-        slots = [self._slots(row) for row in batch]
+        batch = [known_row(row, before) for row in laid_out]
         for row, of_row in zip(batch, slots, strict=True):
             self._tokens[of_row[row.start :]] = row.token_ids
             self._positions[of_row[row.start :]] = range(row.start, row.end)
@@ -73,12 +83,12 @@ class FakeExecutor:
         self._sleep_until(begun_s + self._step_s)
         return outcomes
 
-    def _slots(self, row: Row) -> npt.NDArray[np.int64]:
+    def _slots(self, row: Row) -> _Slots:
         table = np.asarray(row.table, dtype=np.int64)
         slots = table[:, None] * self.size.block_tokens + np.arange(self.size.block_tokens)
         return slots.reshape(-1)[: row.end]
 
-    def _next(self, row: Row, slots: npt.NDArray[np.int64]) -> Outcome:
+    def _next(self, row: Row, slots: _Slots) -> Outcome:
         found = self._positions[slots]
         wrong = np.flatnonzero(found != np.arange(row.end))
         if wrong.size:

@@ -11,18 +11,18 @@ from typing import Literal
 
 import structlog
 
-from services.worker.executor import Batch, Executor, Outcome
+from services.worker.executing import Answer, Counts, Executing
+from services.worker.executor import Executor
 from services.worker.hung_step import HungStep
+from services.worker.inbox import Inbox, Read
 from services.worker.patience import patiently, unless_stopped
-from services.worker.residents import Accepted, Ledger, Refused, Repeated, Settled
+from services.worker.residents import Ledger
 from services.worker.step_thread import StepThread
-from shared.bus.port import Bus, Entry, Part, Write
+from shared.bus.port import Bus, Entry, Part
 from shared.errors import BusUnavailable, ProtocolError
-from shared.ids import START
-from shared.protocol import names
-from shared.protocol.codec import decode, encode
-from shared.protocol.messages import ClaimWorker, Message, StepFailed, StepPlan, StepResult
-from shared.runtime.clock import Clock, monotonic
+from shared.ids import START, WorkerId
+from shared.protocol.codec import decode
+from shared.protocol.messages import ClaimWorker, StepPlan
 from shared.runtime.part import keep_beating
 
 _READ_BLOCK_S = 5.0
@@ -38,24 +38,6 @@ Ended = Literal["stopping", "step_failed", "declared_dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What an entry came to: published in one pipeline, after which the entry goes."""
-
-    entry: Entry
-    writes: tuple[Write, ...] = ()
-    unreadable: str = ""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What went wrong in this life, for its last log line."""
-
-    repeats: int = 0
-    refused: int = 0
-    unreadable: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Workplace:
     """What a life works with; all of it outlives the life."""
 
@@ -63,7 +45,6 @@ class Workplace:
     executor: Executor
     thread: StepThread
     hung_step: HungStep
-    clock: Clock = monotonic
     flush_s: float = FLUSH_S
 
 
@@ -72,19 +53,17 @@ class Life:
 
     def __init__(self, workplace: Workplace, part: Part, ledger: Ledger) -> None:
         self._bus = workplace.bus
-        self._executor = workplace.executor
-        self._thread = workplace.thread
-        self._clock = workplace.clock
         self._flush_s = workplace.flush_s
         self._part = part
         self._plans, self._results = part.streams
-        self._ledger = ledger
-        self._inbox: asyncio.Queue[Entry | None] = asyncio.Queue(_INBOX)
+        self._inbox = Inbox(_INBOX)
         self._outbox: asyncio.Queue[Answer] = asyncio.Queue(_OUTBOX)
         self._kinds_logged: set[str] = set()
         self._publishing: asyncio.Timeout | None = None
         self._give_up_at_s: float | None = None  # a write is tried again for ever, until the process stops
         self.counts = Counts()
+        means = (ledger, workplace.executor, workplace.thread)
+        self._executing = Executing(WorkerId(part.id), *means, self._inbox, self._outbox, self.counts)
 
     async def run(self, registration: bytes, stopping: asyncio.Event) -> Ended:
         """Register, then execute plans until ``stopping`` or a step raises. `DeclaredDead` comes in a group."""
@@ -95,7 +74,7 @@ class Life:
             reading = tasks.create_task(self._read())
             watching = tasks.create_task(self._close_inbox(stopping, reading))
             writing = tasks.create_task(self._write())
-            ended = await self._execute()
+            ended = await self._executing.run()
             await self._outbox.join()
             for task in (beating, reading, watching, writing):
                 task.cancel()
@@ -112,7 +91,7 @@ class Life:
             reading = partial(self._bus.read, {self._plans: cursor}, block_s=_READ_BLOCK_S)
             entries = await patiently(reading, "plans_not_read")
             for entry in entries:
-                await self._inbox.put(entry)
+                await self._inbox.put(Read(entry, self._readable(entry)))
                 cursor = entry.id
 
     async def _close_inbox(self, stopping: asyncio.Event, reading: asyncio.Task[None]) -> None:
@@ -122,24 +101,7 @@ class Life:
         if self._publishing is not None:
             self._publishing.reschedule(self._give_up_at_s)
         reading.cancel()
-        while not self._inbox.empty():
-            self._inbox.get_nowait()
-        self._inbox.put_nowait(None)
-
-    async def _execute(self) -> Ended:
-        while True:
-            entry = await self._inbox.get()
-            if entry is None:
-                return "stopping"
-            message = self._readable(entry)
-            match message:
-                case ClaimWorker():
-                    await self._claimed(entry, message)
-                case StepPlan():
-                    if await self._planned(entry, message) == "step_failed":
-                        return "step_failed"
-                case _:
-                    await self._outbox.put(Answer(entry, unreadable=str(message)))
+        self._inbox.close()
 
     def _readable(self, entry: Entry) -> ClaimWorker | StepPlan | ProtocolError:
         try:
@@ -157,71 +119,6 @@ class Life:
             self._kinds_logged.add(kind)
             log.error("plan_unreadable", worker=self._part.id, kind=kind, error=str(error))
         return error
-
-    async def _claimed(self, entry: Entry, claim: ClaimWorker) -> None:
-        state = self._ledger.claim(claim.nonce)
-        told = {"residents": len(state.residents), "named_blocks": len(state.named)}
-        log.info("worker_claimed", worker=self._part.id, epoch=state.epoch, **told)
-        await self._answer(entry, state)
-
-    async def _planned(self, entry: Entry, plan: StepPlan) -> Literal["answered", "step_failed"]:
-        accepted = self._ledger.accept(plan)
-        match accepted:
-            case Accepted():
-                return await self._step(entry, accepted)
-            case Repeated():
-                self.counts.repeats += 1
-                log.debug("plan_repeated", worker=self._part.id, epoch=plan.epoch, step=plan.step)
-                await self._outbox.put(Answer(entry))
-            case Refused():
-                self.counts.refused += 1
-                log.error("plan_refused", worker=self._part.id, epoch=plan.epoch, step=plan.step, why=accepted.why)
-                await self._answer(entry, accepted.answer)
-        return "answered"
-
-    async def _step(self, entry: Entry, accepted: Accepted) -> Literal["answered", "step_failed"]:
-        try:
-            outcomes, step_s = await self._run_batch(accepted.batch)
-        except Exception as error:  # whatever a step raises ends this life, and is told
-            log.exception("step_failed", worker=self._part.id, epoch=accepted.epoch, step=accepted.step)
-            text = f"{type(error).__name__}: {error}"
-            await self._answer(entry, StepFailed(accepted.epoch, accepted.step, text[:1000]))
-            return "step_failed"
-        settled = self._ledger.settle(accepted, outcomes)
-        self._log_step(accepted, settled, step_s)
-        result = StepResult(accepted.epoch, accepted.step, step_s, tuple(settled.rows))
-        batches = self._ledger.token_batches(settled)
-        # tokens before the result: final tokens stand before the list that no longer names their request
-        tokens = tuple(Write(names.tokens(gateway), encode(batch)) for gateway, batch in batches.items())
-        await self._outbox.put(Answer(entry, (*tokens, Write(self._results, encode(result)))))
-        return "answered"
-
-    async def _run_batch(self, batch: Batch) -> tuple[tuple[Outcome, ...], float]:
-        if not batch:
-            return (), 0.0
-        return await self._thread.call(self._timed, batch)
-
-    def _timed(self, batch: Batch) -> tuple[tuple[Outcome, ...], float]:
-        begun_s = self._clock()
-        outcomes = self._executor.execute(batch)
-        return outcomes, self._clock() - begun_s
-
-    def _log_step(self, accepted: Accepted, settled: Settled, step_s: float) -> None:
-        for request, why in settled.failed.items():
-            log.warning("request_failed", worker=self._part.id, request=request, why=why)
-        log.debug(
-            "step_executed",
-            worker=self._part.id,
-            epoch=accepted.epoch,
-            step=accepted.step,
-            rows=len(accepted.batch),
-            tokens=sum(len(row.token_ids) for row in accepted.batch),
-            drawn=sum(len(row.token_ids) for row in settled.rows),
-            step_ms=round(step_s * 1000, 3),
-        )
-
-    async def _answer(self, entry: Entry, message: Message) -> None:
-        await self._outbox.put(Answer(entry, (Write(self._results, encode(message)),)))
 
     async def _write(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.worker.blocks import Blocks, Contradiction
 from services.worker.executor import Batch, DrawFailed, Drawn, Outcome
+from services.worker.foresight import Drawing, Foresight
 from services.worker.plan_draft import Draft, Fed, Held, Model
 from shared.ids import GatewayId, RequestId, WorkerId
 from shared.protocol.messages import (
@@ -106,6 +107,20 @@ class Ledger:
         self._held = draft.enter()
         self._step = plan.step
         return Accepted(plan.epoch, plan.step, draft.batch(), draft.fed())
+
+    def foresee(self, plan: StepPlan, drawing: Drawing) -> Batch | None:
+        """Return the batch of the next plan while the step before it draws; None if it must wait for its turn.
+
+        Nothing is entered: `accept` takes the plan, or not, when that step has been settled.
+        """
+        if self._refusing or plan.epoch != self._epoch or plan.step != self._step + 1:
+            return None
+        foresight = Foresight(self._held, self._blocks, self._size, self._model, drawing)
+        try:
+            foresight.apply(plan)
+        except Contradiction:
+            return None
+        return foresight.batch()
 
     def settle(self, accepted: Accepted, outcomes: Sequence[Outcome]) -> Settled:
         """Enter what a step drew: an end-of-turn token or the length cap ends a request in that very step.

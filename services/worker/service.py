@@ -6,12 +6,13 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import structlog
 
 from services.worker.executor import Loaded
 from services.worker.hung_step import HungStep
-from services.worker.life import FLUSH_S, Counts, Ended, Life, Workplace, leave
+from services.worker.life import FLUSH_S, Ended, Life, Workplace, leave
 from services.worker.plan_draft import Model
 from services.worker.progress import LoadingStopped, Progress
 from services.worker.residents import Ledger
@@ -133,7 +134,7 @@ async def _live(workplace: Workplace, loaded: Loaded, model: str, stopping: asyn
         size = loaded.executor.size
         log.info("worker_ready", worker=worker, blocks=size.blocks, dtype=loaded.dtype)
         ended = await _one_life(life, worker, value, stopping)
-        log.info("worker_life_ended", worker=worker, why=ended, **_fields(life.counts))
+        log.info("worker_life_ended", worker=worker, why=ended, **asdict(life.counts))
         if ended == "stopping":
             await leave(workplace.bus, part)
         # else its streams stay until they expire: the leader has yet to read why this life ended
@@ -148,7 +149,3 @@ async def _one_life(life: Life, worker: WorkerId, value: bytes, stopping: asynci
     except* DeclaredDead:
         log.warning("worker_declared_dead", worker=worker)
     return ended
-
-
-def _fields(counts: Counts) -> dict[str, int]:
-    return {"repeats": counts.repeats, "refused": counts.refused, "unreadable": counts.unreadable}

@@ -1,13 +1,16 @@
 """A real model: transformers' own code with our attention, one ragged batch per step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.worker.attention_path import StepView
-from services.worker.executor import Batch, Outcome
+from services.worker.executor import Batch, Draw, Outcome, Step, token_of
 from services.worker.paged_attention import PagedAttention
 from services.worker.sampling import draw_tokens
 from shared.protocol.messages import WorkerSize
@@ -42,19 +45,30 @@ class TorchExecutor:
         """Do nothing: a slot is always written before a row that owns it reads it."""
 
     def execute(self, batch: Batch) -> tuple[Outcome, ...]:
+        """Run a batch that awaits nothing."""
+        return self.prepare(batch)(())
+
+    def prepare(self, batch: Batch) -> Step:
+        """Lay out all that does not depend on the step before: what depends is a handful of token ids."""
+        prepared = Prepared.of(batch, self.size.block_tokens)
+        return partial(self._run, prepared)
+
+    def _run(self, prepared: "Prepared", before: Sequence[Outcome]) -> tuple[Outcome, ...]:
         """Run one step and draw the tokens of the rows that sample."""
-        logits = self.logits(batch)
+        prepared.feed(before)
         with torch.inference_mode():
-            return draw_tokens(logits, [row.draw for row in batch if row.draw is not None])
+            return draw_tokens(self._forward(prepared.view, prepared.wanted), prepared.draws)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Write a batch into the pool and return ``[rows that draw, vocabulary]``."""
         return self.forward(batch, last_tokens(batch))
 
-    @torch.inference_mode()
     def forward(self, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
         """Write a batch into the pool and return the logits after the tokens at ``wanted`` places of the batch."""
-        view = StepView.of(batch, self.size.block_tokens)
+        return self._forward(StepView.of(batch, self.size.block_tokens), wanted)
+
+    @torch.inference_mode()
+    def _forward(self, view: StepView, wanted: torch.Tensor) -> torch.Tensor:
         with self._attention.step(view):
             output = self._model(
                 input_ids=torch.from_numpy(view.token_ids)[None],
@@ -63,6 +77,32 @@ class TorchExecutor:
                 logits_to_keep=wanted,
             )
         return output.logits[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step laid out: its arrays, who draws, and which of its tokens the step before it draws."""
+
+    view: StepView
+    wanted: torch.Tensor
+    draws: Sequence[Draw]
+    awaiting: npt.NDArray[np.int64]
+    """Places in the batch of tokens that are not known yet."""
+    awaited: Sequence[int]
+    """For each of them the place among the outcomes of the step before."""
+
+    @classmethod
+    def of(cls, batch: Batch, block_tokens: int) -> "Prepared":
+        """Return the layout of a batch."""
+        view = StepView.of(batch, block_tokens)
+        rows = [index for index, row in enumerate(batch) if row.awaits is not None]
+        awaited = [row.awaits for row in batch if row.awaits is not None]
+        draws = [row.draw for row in batch if row.draw is not None]
+        return cls(view, last_tokens(batch), draws, view.firsts[rows].astype(np.int64), awaited)
+
+    def feed(self, before: Sequence[Outcome]) -> None:
+        """Fill in what the step before has drawn."""
+        self.view.token_ids[self.awaiting] = [token_of(before[place]) for place in self.awaited]
 
 
 def last_tokens(batch: Batch) -> torch.Tensor:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.worker.executor import Executor
-from services.worker.residents import Accepted, Ledger, Model
+from services.worker.plan_draft import Model
+from services.worker.residents import Accepted, Ledger
 from shared.ids import BlockId, EntryId, GatewayId, RequestId, WorkerId
 from shared.protocol.messages import NewRequest, Sampling, Slice, StepPlan, SubmitRequest
 
@@ -69,7 +70,7 @@ class Pilot:
         slices = tuple(self._slice(name, courses[name]) for name in running)
         accepted = self._ledger.accept(StepPlan(1, self._step, new=new, slices=slices))
         assert isinstance(accepted, Accepted), accepted
-        settled = self._ledger.settle(accepted, self._executor.execute(accepted.batch) if accepted.batch else ())
+        settled = self._ledger.settle(accepted, self._executor.prepare(accepted.batch)(()) if accepted.batch else ())
         for row in settled.rows:
             course = courses[row.request]
             course.output.extend(row.token_ids)

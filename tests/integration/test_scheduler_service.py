@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from services.scheduler.service import serve_on as schedule_on
-from services.worker.executor import Batch, Executor, Loaded, Outcome
+from services.worker.executor import Batch, Executor, Loaded, Outcome, Step
 from services.worker.fake_executor import fake_next_token, load_fake
 from services.worker.progress import Progress
 from services.worker.service import serve_on as work_on
@@ -41,11 +41,14 @@ class Trips:
         self.size, self.vocabulary, self.forget = executor.size, executor.vocabulary, executor.forget
         self.armed = False
 
-    def execute(self, batch: Batch) -> tuple[Outcome, ...]:
+    def prepare(self, batch: Batch) -> Step:
+        return partial(self._trip_or_run, self._executor.prepare(batch))
+
+    def _trip_or_run(self, step: Step, before: Sequence[Outcome]) -> tuple[Outcome, ...]:
         if self.armed:
             self.armed = False
             raise RuntimeError("tripped")
-        return self._executor.execute(batch)
+        return step(before)
 
 
 class SilentBus(MemoryBus):

@@ -8,12 +8,13 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn, TypeVar
 
 import pytest
 from structlog.testing import capture_logs
 
-from services.worker.executor import Batch, Loaded, Outcome
+from services.worker.executor import Batch, Loaded, Outcome, Step
 from services.worker.fake_executor import FakeExecutor, fake_next_token
 from services.worker.fake_tokenizer import fake_tokenizer_files
 from services.worker.hung_step import EXIT_HUNG, HungStep
@@ -65,6 +66,10 @@ class Breaking:
         self.vocabulary = self._inner.vocabulary
         self.breaks = False
         self.hangs = False
+        self.breaks_in_the_end = False
+        self.refuses = False
+        self.prepared: list[Batch] = []
+        self.executed = 0
         self.begun = threading.Event()
         self.released = threading.Event()
         self.forgotten = 0
@@ -73,14 +78,23 @@ class Breaking:
         self.forgotten += 1
         self._inner.forget()
 
-    def execute(self, batch: Batch) -> tuple[Outcome, ...]:
+    def prepare(self, batch: Batch) -> Step:
+        self.prepared.append(batch)
+        if self.refuses:
+            raise RuntimeError("cannot be laid out")
+        return partial(self._run, self._inner.prepare(batch))
+
+    def _run(self, step: Step, before: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        self.executed += 1
         if self.breaks:
             self.breaks = False
             raise RuntimeError("out of luck")
         if self.hangs:
             self.begun.set()
             assert self.released.wait(WITHIN_S)
-        return self._inner.execute(batch)
+            if self.breaks_in_the_end:
+                raise RuntimeError("out of luck in the end")
+        return step(before)
 
 
 class Away(MemoryBus):
@@ -324,6 +338,125 @@ async def test_who_finds_itself_declared_dead_registers_under_a_new_id() -> None
         assert (await leader.claim(second)).epoch == 1
 
 
+@asynccontextmanager
+async def within_a_step(
+    request: SubmitRequest | None = None, *, flush_s: float = FLUSH_S
+) -> AsyncIterator[tuple[Leader, WorkerId]]:
+    """A worker in the middle of its first step; it ends when the executor is released, at the latest at the end."""
+    async with serving(flush_s=flush_s) as leader:
+        executor = leader.executor
+        executor.hangs = True
+        worker = await leader.worker()
+        await leader.claim(worker)
+        await leader.send(worker, first_plan(request=request))
+        try:
+            assert await asyncio.to_thread(executor.begun.wait, WITHIN_S)
+            yield leader, worker
+        finally:
+            executor.released.set()
+
+
+async def laid_out(leader: Leader, batches: int) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while len(leader.executor.prepared) < batches:  # noqa: ASYNC110 - an executor raises no event of ours
+            await asyncio.sleep(0.001)
+
+
+async def test_the_next_plan_is_laid_out_while_a_step_runs_and_awaits_its_token() -> None:
+    async with within_a_step() as (leader, worker):
+        await leader.send(worker, decode_plan(2), decode_plan(3))
+        await laid_out(leader, 2)
+        assert [row.awaits for row in leader.executor.prepared[1]] == [0]
+        assert leader.executor.executed == 1
+        leader.executor.released.set()
+        context = list(PROMPT)
+        for step in (1, 2, 3):
+            result = await leader.answer(worker, StepResult)
+            context.append(fake_next_token(context))
+            assert (result.step, result.rows[0].token_ids) == (step, (context[-1],))
+
+
+async def test_a_request_that_ends_in_the_step_is_skipped_in_the_one_begun_behind_it() -> None:
+    async with within_a_step(submit(max_tokens=1)) as (leader, worker):
+        await leader.send(worker, decode_plan(2), StepPlan(1, 3, released=(RequestId("r"),)))
+        await laid_out(leader, 2)
+        leader.executor.released.set()
+        first = await leader.answer(worker, StepResult)
+        assert first.rows[0].finish == "length"
+        second = await leader.answer(worker, StepResult)
+        assert second.rows == (ResultRow(RequestId("r"), 0, skipped=True),)
+        assert (await leader.answer(worker, StepResult)).rows == ()
+        assert (await leader.claim(worker)).residents == ()
+
+
+async def test_a_claim_behind_a_plan_begun_ahead_is_answered_when_both_steps_have_been() -> None:
+    async with within_a_step() as (leader, worker):
+        await leader.send(worker, decode_plan(2), ClaimWorker("other"))
+        await laid_out(leader, 2)
+        leader.executor.released.set()
+        assert [(await leader.answer(worker, StepResult)).step for _ in range(2)] == [1, 2]
+        state = await leader.answer(worker, WorkerState)
+        assert (state.epoch, len(state.residents[0].output_ids)) == (2, 2)
+
+
+async def test_a_step_that_raises_takes_along_the_one_begun_behind_it() -> None:
+    async with within_a_step() as (leader, worker):
+        leader.executor.breaks_in_the_end = True
+        await leader.send(worker, decode_plan(2))
+        await laid_out(leader, 2)
+        leader.executor.released.set()
+        assert (await leader.answer(worker, StepFailed)).step == 1
+        await leader.worker(other_than=worker)
+        assert (leader.executor.executed, leader.executor.forgotten) == (1, 1)
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+async def test_a_batch_that_cannot_be_laid_out_is_a_failed_step_in_its_turn(*, is_ahead: bool) -> None:
+    async with within_a_step() as (leader, worker):
+        if not is_ahead:
+            leader.executor.released.set()
+            await leader.answer(worker, StepResult)
+        leader.executor.refuses = True
+        await leader.send(worker, decode_plan(2))
+        await laid_out(leader, 2)
+        if is_ahead:
+            leader.executor.released.set()
+            await leader.answer(worker, StepResult)
+        failed = await leader.answer(worker, StepFailed)
+        assert failed == StepFailed(1, 2, "RuntimeError: cannot be laid out")
+
+
+async def test_a_worker_told_to_stop_answers_what_it_began_ahead_and_begins_nothing_more() -> None:
+    async with within_a_step() as (leader, worker):
+        await leader.bus.make_stream("results kept")
+        await leader.send(worker, decode_plan(2), decode_plan(3))
+        await laid_out(leader, 2)
+        leader.stopping.set()
+        answers = asyncio.ensure_future(two_results(leader, worker))
+        await asyncio.sleep(0)
+        leader.executor.released.set()
+        assert await answers == [1, 2]
+    assert leader.executor.executed == 2
+
+
+async def two_results(leader: Leader, worker: WorkerId) -> list[int]:
+    return [(await leader.answer(worker, StepResult)).step for _ in range(2)]
+
+
+async def test_who_is_declared_dead_does_not_run_what_it_began_ahead() -> None:
+    async with within_a_step() as (leader, worker):
+        await leader.send(worker, decode_plan(2))
+        await laid_out(leader, 2)
+        with capture_logs() as logs:
+            await leader.bus.declare_dead(worker)
+            async with asyncio.timeout(WITHIN_S):
+                while not any(log["event"] == "worker_life_ended" for log in logs):  # noqa: ASYNC110 - see above
+                    await asyncio.sleep(0.001)
+        leader.executor.released.set()
+        await leader.worker(other_than=worker)
+        assert leader.executor.executed == 1
+
+
 class Left(Exception):
     """The process would have ended here."""
 
@@ -353,14 +486,17 @@ async def hanging(hung_step: HungStep) -> AsyncIterator[Leader]:
 
 
 async def test_a_step_that_hangs_beyond_its_life_ends_the_process() -> None:
-    with capture_logs() as logs, pytest.RaisesGroup(pytest.RaisesExc(Left, match=f"^{EXIT_HUNG}$")):
+    with (
+        capture_logs() as logs,
+        pytest.RaisesGroup(pytest.RaisesExc(Left, match=f"^{EXIT_HUNG}$"), flatten_subgroups=True),
+    ):
         async with hanging(HungStep(wait_s=0.05, leave=leave)):
             pass
     assert "step_hangs" in [log["event"] for log in logs]
 
 
 async def test_a_worker_told_to_stop_waits_no_longer_for_a_step_that_hangs() -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(Left, match=f"^{EXIT_HUNG}$")):
+    with pytest.RaisesGroup(pytest.RaisesExc(Left, match=f"^{EXIT_HUNG}$"), flatten_subgroups=True):
         async with hanging(HungStep(wait_s=600.0, leave=leave)) as leader:
             leader.stopping.set()
 

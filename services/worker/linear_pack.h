@@ -11,23 +11,35 @@ static int64_t linear_packed_bytes(int64_t in, int64_t out, int64_t kind) {
 }
 
 /* Scales that do not lie with the numbers: there are none. */
-static int64_t linear_scale_count(int64_t in, int64_t out, int64_t kind) { return 0 * (in + out + kind); }
+static int64_t linear_scale_count(int64_t in, int64_t out, int64_t kind) {
+    (void)in, (void)out, (void)kind;
+    return 0;
+}
 
 /* Where a number of a step lies, counted in numbers. */
 INLINE int64_t linear_place(int64_t input, int64_t output) {
     return output / 16 * (TILE / 2) + input / 2 * 32 + output % 16 * 2 + input % 2;
 }
 
-static void linear_pack_int8(const uint16_t *row, int64_t output, char *step) {
+/* The largest of a step's numbers; NaN if one of them is infinite or no number; 0 if they are next to nothing. */
+static float linear_largest(const uint16_t *row) {
     float most = 0.0f;
     for (int64_t i = 0; i < STEP; i++) {
         float size = __builtin_fabsf(one_widened(row[i]));
+        if (!__builtin_isfinite(size)) return __builtin_nanf("");
         most = size > most ? size : most;
     }
-    ((float *)step)[output] = most / 127.0f;
-    float by = most > 0.0f ? 127.0f / most : 0.0f;
+    return most < 1e-30f ? 0.0f : most;
+}
+
+/* What a step with a number that is none gives is none either: its scale is not. */
+static void linear_pack_int8(const uint16_t *row, int64_t output, char *step) {
+    float most = linear_largest(row), by = 127.0f / most;
     int8_t *to = (int8_t *)step + SCALE_BYTES;
-    for (int64_t i = 0; i < STEP; i++) to[linear_place(i, output)] = (int8_t)__builtin_rintf(one_widened(row[i]) * by);
+    ((float *)step)[output] = most / 127.0f;
+    if (most > 0.0f)
+        for (int64_t i = 0; i < STEP; i++)
+            to[linear_place(i, output)] = (int8_t)__builtin_rintf(one_widened(row[i]) * by);
 }
 
 static void linear_pack_bf16(const uint16_t *row, int64_t output, char *step) {

@@ -230,6 +230,27 @@ def test_int8_is_as_near_as_one_part_in_127_of_the_largest_of_a_group(kernel: Li
         assert ((got[:, begin : begin + 32].double() - group).abs() <= most * (0.5 / 127 + 2**-8)).all()
 
 
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf, -math.inf])
+def test_int8_shows_a_weight_that_is_no_number_in_its_own_output(kernel: LinearKernel, spoilt: float) -> None:
+    weight = torch.ones(40, 96).bfloat16()
+    weight[33, 50] = spoilt
+    weight[34] = 1e-38  # next to nothing
+    got = run(kernel, kernel.pack(weight, kind=Kind.INT8), torch.ones(16, 96).bfloat16(), 5)
+    assert got[:, 33].isnan().all()
+    assert (got[:, 34] == 0).all()
+    assert (got[:, :33] == 96).all()
+    assert (got[:, 35:] == 96).all()
+
+
+def test_int8_gives_back_what_was_int8(kernel: LinearKernel) -> None:
+    torch.manual_seed(5)
+    numbers = torch.randint(-127, 128, (64, 3, 32)).float()
+    numbers[..., 0] = 127
+    weight = (numbers * 2.0 ** -torch.arange(3)[:, None]).flatten(1).bfloat16()
+    packed = kernel.pack(weight, kind=Kind.INT8)
+    assert torch.equal(run(kernel, packed, torch.eye(96).bfloat16(), 96).T, weight.float())
+
+
 @pytest.mark.parametrize("rows", [1, 16, 33, 200])
 def test_int8_sums_are_exact_sums_of_what_was_packed(kernel: LinearKernel, rows: int) -> None:
     torch.manual_seed(rows)

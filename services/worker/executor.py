@@ -1,7 +1,7 @@
 """What executes a step: the batch it is given and the tokens it gives back. No torch here."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.history import History
@@ -78,11 +78,9 @@ def token_of(outcome: Outcome) -> int:
             return 0
 
 
-def known_row(row: Row, before: Sequence[Outcome]) -> Row:
-    """Return a row as it is once the step before it has had these outcomes."""
-    if row.awaits is None:
-        return row
-    return replace(row, token_ids=(token_of(before[row.awaits]),), awaits=None)
+def known_ids(row: Row, before: Sequence[Outcome]) -> tuple[int, ...]:
+    """Return what a row feeds once the step before it has had these outcomes."""
+    return row.token_ids if row.awaits is None else (token_of(before[row.awaits]),)
 
 
 Step = Callable[[Sequence[Outcome]], tuple[Outcome, ...]]
@@ -111,6 +109,10 @@ class Executor(Protocol):
         """Drop what the pool holds; the weights stay."""
 
 
+Later = Callable[[], Callable[[], None]]
+"""Work beside the first steps, on a thread of its own; what it returns is done between two of them, on theirs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model that is ready to serve."""
@@ -118,3 +120,4 @@ class Loaded:
     executor: Executor
     tokenizer: TokenizerFiles
     dtype: str
+    later: Later | None = None

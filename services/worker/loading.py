@@ -2,6 +2,7 @@
 
 import os
 import platform
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,11 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from services.worker.attention_choice import chosen_path
 from services.worker.attention_path import AttentionPath
 from services.worker.compatibility import check_class, check_config, check_modules
-from services.worker.executor import Loaded
+from services.worker.executor import Later, Loaded
 from services.worker.kv_size import BLOCK_TOKENS, free_memory_bytes, kv_blocks
 from services.worker.model_store import model_folder
 from services.worker.paged_attention import PagedAttention
 from services.worker.probe import Probe
+from services.worker.program_adoption import Serving, adopt_kept, adopt_later, adopt_now
+from services.worker.program_building import Wish
 from services.worker.progress import Progress
 from services.worker.quiet import quieten_transformers
 from services.worker.tokenizer_side import tokenizer_files
@@ -48,9 +51,22 @@ def load_folder(
     dtype = chosen_dtype(settings.dtype)
     model = _model(folder, model_class, dtype)
     progress.check()
-    executor = fitted(model, settings, path or chosen_path(progress))
+    serving = fitted(model, settings, path or chosen_path(progress))
     progress.check()
-    return Loaded(executor, tokenizer_files(folder), str(dtype).removeprefix("torch."))
+    later = _compiled(serving, settings)
+    return Loaded(serving.executor, tokenizer_files(folder), str(dtype).removeprefix("torch."), later)
+
+
+def _compiled(serving: Serving, settings: WorkerSettings) -> Later | None:
+    """Let a program take over as the settings say; return what is left to be done beside the first steps."""
+    size = serving.executor.size
+    wish = Wish(settings.weights, size.max_model_len, serving.executor.vocabulary)
+    if settings.weights == "int8" or settings.compile == "now":
+        adopt_now(serving, wish)
+        return None
+    if settings.compile == "off" or adopt_kept(serving, wish):
+        return None
+    return partial(adopt_later, serving, wish)
 
 
 def servable_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -64,8 +80,8 @@ def servable_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return found
 
 
-def fitted(model: PreTrainedModel, settings: WorkerSettings, path: AttentionPath) -> TorchExecutor:
-    """Return an executor for a model: probed, and with as large a KV pool as the settings and memory allow."""
+def fitted(model: PreTrainedModel, settings: WorkerSettings, path: AttentionPath) -> Serving:
+    """Return a model with its executor: probed, and with as large a KV pool as the settings and memory allow."""
     check_modules(model)
     model.train(mode=False)
     model.requires_grad_(requires_grad=False)
@@ -81,7 +97,7 @@ def fitted(model: PreTrainedModel, settings: WorkerSettings, path: AttentionPath
     model.set_attn_implementation(attention.name)
     max_model_len = getattr(model.config, "max_position_embeddings", None) or blocks * BLOCK_TOKENS
     size = WorkerSize(blocks, BLOCK_TOKENS, max_model_len)
-    return TorchExecutor(model, attention, size=size, vocabulary=vocabulary)
+    return Serving(model, attention, path, TorchExecutor(model, attention, size=size, vocabulary=vocabulary))
 
 
 def chosen_dtype(wish: str) -> torch.dtype:

@@ -10,6 +10,7 @@ from services.worker.compatibility import expected_windows, refusal
 from services.worker.executor import Draw, Row
 from services.worker.kv_size import BLOCK_TOKENS
 from services.worker.paged_attention import PagedAttention
+from services.worker.program import Program
 from services.worker.torch_executor import TorchExecutor
 from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Sampling, WorkerSize
@@ -49,6 +50,32 @@ class Probe:
         self._check_against_plain()
         return self._attention.bytes_per_position()
 
+    def agrees(self, program: Program) -> bool:
+        """Return whether a program says what the model says, of whole prompts, of one in two parts, and decoding.
+
+        On the thread that runs steps, between two of them. The program keeps the probe's pools: give it others next.
+        """
+        first, second = self._ids(_FIRST, 1), self._ids(_SECOND, 2)
+        batches = (
+            (_row(0, first[:_CUT]), _row(1, second)),
+            (_row(1, [*second, *first], start=_SECOND), _row(0, first[: _CUT + 1], start=_CUT)),
+        )
+        serving: str = self._model.config._attn_implementation  # noqa: SLF001 - there is no public name for it
+        self._model.set_attn_implementation(self._attention.name)
+        try:
+            said = [self._logits(*rows) for rows in batches]
+        finally:
+            self._model.set_attn_implementation(serving)
+        program.use(self._attention)
+        running = TorchExecutor(self._model, self._attention, size=self._executor.size, vocabulary=self._vocabulary)
+        running.take_over(program)
+        heard = [_logits(running, *rows) for rows in batches]
+        return all(
+            (a.float() - b.float()).abs().max() <= self._tolerance * a.float().abs().max()
+            for one, other in zip(said, heard, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
+
     def _check_rows(self) -> None:
         first, second, other_first, other_second = (
             self._ids(_FIRST, 1), self._ids(_SECOND, 2), self._ids(_FIRST, 3), self._ids(_SECOND, 4),
@@ -81,9 +108,7 @@ class Probe:
 
     def _logits(self, *rows: Row) -> tuple[torch.Tensor, ...]:
         """Return for each row the logits after each of its tokens: a leak may show in the first one only."""
-        lengths = [len(row.token_ids) for row in rows]
-        logits = self._executor.forward(rows, torch.arange(sum(lengths)))
-        return torch.split(logits, lengths)
+        return _logits(self._executor, *rows)
 
     def _require(self, expected: torch.Tensor, got: torch.Tensor, feature: str) -> None:
         expected, got = expected.float(), got.float()
@@ -94,6 +119,12 @@ class Probe:
 
     def _ids(self, count: int, seed: int) -> tuple[int, ...]:
         return tuple((7919 * (index + 1) * seed + 13) % self._vocabulary for index in range(count))
+
+
+def _logits(executor: TorchExecutor, *rows: Row) -> tuple[torch.Tensor, ...]:
+    lengths = [len(row.token_ids) for row in rows]
+    logits = executor.forward(rows, torch.arange(sum(lengths)))
+    return torch.split(logits.clone(), lengths)
 
 
 def _row(block: int, ids: Sequence[int], *, start: int = 0) -> Row:

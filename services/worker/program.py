@@ -58,7 +58,7 @@ class Program:
 
     def __init__(self, lowered: Lowered, assembler: Assembler, run: Callable[[Any], int], vocabulary: int) -> None:
         self._graph = _needed(lowered)
-        self._dtype = lowered.graph.dtype
+        self._dtype = lowered.dtype
         self._call = run
         tokens, wanted = lay_out(lowered, self._dtype.itemsize)
         self._arena, self._wanted_arena = Arena(tokens), Arena(wanted)
@@ -89,7 +89,7 @@ class Program:
         frame = self._frame(view, running.address, np.ascontiguousarray(wanted))
         for part in self._parts:
             self._do(part, frame)
-        if self._ends_in_torch:
+        if self._ends_in_torch and self._graph is not None:
             logits: torch.Tensor = frame.known[self._graph.logits][0].float()
             return logits
         return self._logits[: len(wanted)]
@@ -104,8 +104,8 @@ class Program:
         step.wanted, step.tokens, step.wanted_count = wanted.ctypes.data, len(view.token_ids), len(wanted)
         step.logits, step.logits_stride = self._logits.data_ptr(), self._logits.shape[1]
         known: dict[fx.Node, Any] = {}
-        if any(not isinstance(part, Run) for part in self._parts):
-            graph = self._graph
+        graph = self._graph
+        if graph is not None:
             known = dict(graph.weights)
             known[graph.token_ids] = torch.from_numpy(view.token_ids)[None]
             known[graph.positions] = torch.from_numpy(view.positions)[None]
@@ -147,10 +147,12 @@ class Program:
         return rows
 
 
-def _needed(lowered: Lowered) -> Graph:
+def _needed(lowered: Lowered) -> Graph | None:
     """Return the graph with no more weights than torch's part needs: the others lie packed, once."""
-    called = [step.node for step in lowered.steps if isinstance(step, Called)]
-    needed = {one for node in called for one in node.all_input_nodes}
+    nodes = [step.node for step in lowered.steps if isinstance(step, Called)]
+    if not nodes or lowered.graph is None:
+        return None
+    needed = {one for node in nodes for one in node.all_input_nodes}
     weights = {node: tensor for node, tensor in lowered.graph.weights.items() if node in needed}
     return replace(lowered.graph, weights=weights)
 

@@ -2,17 +2,23 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
 
+import structlog
 import torch
 from transformers import PreTrainedModel
 
 from services.worker.attention_kernel import KernelPath
+from services.worker.attention_path import AttentionPath
+from services.worker.cache_folder import default_root
 from services.worker.program import Program
+from services.worker.program_cache import content_of, found, keep
 from services.worker.program_graph import NotLowered, exported
 from services.worker.program_kernel import Assembler
 from services.worker.program_lowering import Attended, Lowered, Multiplied, lowered
 from services.worker.program_weights import KINDS, Packer
+from shared.errors import StartupError
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +31,47 @@ class Wish:
     vocabulary: int
 
 
-def build(model: PreTrainedModel, kernel: KernelPath, wish: Wish) -> Program:
-    """Return a program that computes what the model computes, without pools yet. Raises NotLowered.
-
-    May run beside the model's own steps: it reads weights and nothing else.
-    """
-    kind = str(model.dtype).removeprefix("torch.")
+def assembled(program: Lowered, path: AttentionPath, wish: Wish) -> Program:
+    """Return a program for the kernel, its matrices packed, without pools yet. Raises NotLowered."""
+    if not isinstance(path, KernelPath):
+        raise NotLowered("there is no kernel")
+    library = path.library
+    library.program_run.argtypes = (ctypes.c_void_p,)
+    if library.program_init():
+        raise NotLowered("this processor's matrix unit cannot be used")
+    kind = str(program.dtype).removeprefix("torch.")
     if wish.weights == "int8":
         kind = "int8" if kind == "bfloat16" else "int8 of " + kind
     if kind not in KINDS:
         raise NotLowered(f"there is no kernel for numbers of type {kind}")
-    library = _library(kernel)
-    graph = exported(twin_of(model), {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)})
-    program = lowered(graph, wish.max_model_len)
-    _require_worth(program)
     return Program(program, Assembler(Packer(library, kind)), library.program_run, wish.vocabulary)
+
+
+def kept(model: PreTrainedModel, wish: Wish) -> Lowered | None:
+    """Return the program of an earlier start: building the rest takes a second."""
+    tensors = _tensors(model)
+    return found(default_root(), content_of(model, tensors, wish.max_model_len), tensors)
+
+
+def made(model: PreTrainedModel, wish: Wish) -> Lowered:
+    """Lower a model, and keep its program for the next start. Raises NotLowered.
+
+    May run beside the model's own steps: it reads weights and nothing else.
+    """
+    tensors = _tensors(model)
+    program = lowered(exported(twin_of(model), tensors), wish.max_model_len)
+    _require_worth(program)
+    try:
+        keep(default_root(), content_of(model, tensors, wish.max_model_len), program, tensors)
+    except StartupError as error:  # a cache that cannot be used costs this at each start
+        log.warning("program_not_kept", error=str(error))
+    return program
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return weights and buffers by all their names."""
+    named = (*model.named_parameters(remove_duplicate=False), *_buffers(model).items())
+    return {name: tensor.detach() for name, tensor in named}
 
 
 def twin_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -61,14 +93,6 @@ def twin_of(model: PreTrainedModel) -> PreTrainedModel:
 
 def _buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return dict(model.named_buffers(remove_duplicate=False))
-
-
-def _library(kernel: KernelPath) -> Any:
-    library = kernel.library
-    library.program_run.argtypes = (ctypes.c_void_p,)
-    if library.program_init():
-        raise NotLowered("this processor's matrix unit cannot be used")
-    return library
 
 
 def _require_worth(program: Lowered) -> None:

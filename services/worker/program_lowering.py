@@ -151,7 +151,9 @@ Step = Instruction | Shown | Called | Taken
 class Lowered:
     """A program, its values without places yet."""
 
-    graph: Graph
+    graph: Graph | None
+    """None if torch computes nothing of it."""
+    dtype: torch.dtype
     steps: list[Step] = field(default_factory=list)
     ends_in_torch: bool = False
 
@@ -170,7 +172,7 @@ class _Lowering:
         self._together = _together(self._groups)
         self._places: dict[fx.Node, Place] = {}
         self._in_torch: set[fx.Node] = set(graph.weights) | {graph.token_ids, graph.positions, graph.wanted}
-        self._out = Lowered(graph)
+        self._out = Lowered(graph, graph.dtype)
 
     def run(self) -> Lowered:
         """Walk the graph in order."""

@@ -10,7 +10,8 @@ from dataclasses import asdict
 
 import structlog
 
-from services.worker.executor import Loaded
+from services.worker.aside import aside
+from services.worker.executor import Later, Loaded
 from services.worker.hung_step import HungStep
 from services.worker.life import FLUSH_S, Ended, Life, Workplace, leave
 from services.worker.plan_draft import Model
@@ -61,7 +62,21 @@ async def serve_on(
         if loaded is None:
             return
         workplace = Workplace(bus, loaded.executor, thread, hung_step, flush_s=flush_s)
-        await _live(workplace, loaded, settings.model_name, stopping)
+        async with asyncio.TaskGroup() as tasks:
+            later = tasks.create_task(_do_later(loaded.later, thread))
+            await _live(workplace, loaded, settings.model_name, stopping)
+            later.cancel()
+
+
+async def _do_later(later: Later | None, thread: StepThread) -> None:
+    """Do what may be done beside the first steps, and its last part between two of them. Serving never ends by it."""
+    if later is None:
+        return
+    try:
+        finish = await aside(later, "later")
+        await thread.call(finish)
+    except Exception:  # what has been served until now goes on being served
+        log.exception("step_program_failed")
 
 
 def content_hash_of(files: TokenizerFiles) -> str:

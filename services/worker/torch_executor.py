@@ -12,6 +12,7 @@ import torch
 from services.worker.attention_path import StepView
 from services.worker.executor import Batch, Draw, Outcome, Step, token_of
 from services.worker.paged_attention import PagedAttention
+from services.worker.program import Program
 from services.worker.sampling import draw_tokens
 from shared.protocol.messages import WorkerSize
 
@@ -31,8 +32,9 @@ class TorchExecutor:
     """Runs steps of a model whose attention is ``attention``."""
 
     def __init__(self, model: CausalModel, attention: PagedAttention, *, size: WorkerSize, vocabulary: int) -> None:
-        self._model = model
+        self._model: CausalModel | None = model
         self._attention = attention
+        self._program: Program | None = None
         self.size = size
         self.vocabulary = vocabulary
 
@@ -40,6 +42,15 @@ class TorchExecutor:
     def windows(self) -> Mapping[int, int | None]:
         """Of the last step: the layers that attended, and the sliding window each asked for."""
         return self._attention.windows
+
+    @property
+    def has_program(self) -> bool:
+        """Whether steps run as a program."""
+        return self._program is not None
+
+    def take_over(self, program: Program) -> None:
+        """Run steps as a program from now on; the model is let go. Between two steps only."""
+        self._program, self._model = program, None
 
     def forget(self) -> None:
         """Do nothing: a slot is always written before a row that owns it reads it."""
@@ -69,7 +80,10 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def _forward(self, view: StepView, wanted: torch.Tensor) -> torch.Tensor:
-        with self._attention.step(view):
+        with self._attention.step(view) as step:
+            if self._program is not None:
+                return self._program(view, step, wanted.numpy())
+            assert self._model is not None, "one of the two is there"  # noqa: S101 - for the type checker
             output = self._model(
                 input_ids=torch.from_numpy(view.token_ids)[None],
                 position_ids=torch.from_numpy(view.positions)[None],

@@ -168,6 +168,14 @@ class WorkerSettings(Common):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="auto: bfloat16 where the processor has it, else float32"
     )
+    weights: Literal["model", "int8"] = Field(
+        default="model", description="int8 (of a model in bfloat16): matrices take half the memory and are read in half the time"
+    )
+    compile: Literal["background", "now", "off"] = Field(
+        default="background",
+        description="when the model becomes one program for the kernel: beside the first requests, before "
+        "them, or never",
+    )
     kv_tokens: PositiveInt | None = Field(
         default=None, description="positions in the KV pool (default: 30 % of free memory, at most 131,072)"
     )

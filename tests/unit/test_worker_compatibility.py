@@ -12,6 +12,8 @@ from services.worker.attention_torch import TorchPath
 from services.worker.executor import Draw, Row
 from services.worker.loading import fitted, servable_class
 from services.worker.probe import Probe
+from services.worker.program_adoption import adopt_now
+from services.worker.program_building import Wish
 from services.worker.torch_executor import TorchExecutor
 from shared.errors import StartupError
 from shared.ids import BlockId, RequestId
@@ -95,13 +97,17 @@ def plain(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return logits[0, -1]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("way", [*PATHS, "program"])
 @pytest.mark.parametrize("make", SERVED.values(), ids=SERVED.keys())
-def test_a_served_model_says_what_plain_transformers_says(make: Callable[[], PreTrainedConfig], path: str) -> None:
+def test_a_served_model_says_what_plain_transformers_says(make: Callable[[], PreTrainedConfig], way: str) -> None:
     config = make()
     config._attn_implementation = "eager"
     reference = model_of(config)
-    executor = fitted(model_of(make()), SETTINGS, path_of(path))
+    serving = fitted(model_of(make()), SETTINGS, path_of("torch" if way == "torch" else "kernel"))
+    executor = serving.executor
+    if way == "program":
+        adopt_now(serving, Wish("model", executor.size.max_model_len, executor.vocabulary))
+        assert executor.has_program
     numbers = torch.Generator().manual_seed(3)
     a = torch.randint(3, 97, (41,), generator=numbers).tolist()
     b = torch.randint(3, 97, (23,), generator=numbers).tolist()
@@ -231,7 +237,7 @@ def test_the_probe_finds_a_window_that_the_code_does_not_name(path: str) -> None
 
 
 def test_the_pool_is_sized_by_what_a_position_really_takes() -> None:
-    executor: TorchExecutor = fitted(model_of(llama()), SETTINGS, TorchPath())
+    executor: TorchExecutor = fitted(model_of(llama()), SETTINGS, TorchPath()).executor
     assert executor.size.blocks == 64
     assert executor.size.max_model_len == 256
     assert Probe(model_of(llama()), 97, TorchPath()).check() == 2 * 2 * 2 * 8 * 4

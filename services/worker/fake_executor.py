@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.executor import Batch, Draw, Drawn, Loaded, Outcome, Row, Step, known_row
+from services.worker.executor import Batch, Draw, Drawn, Loaded, Outcome, Row, Step, known_ids
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.progress import Progress
@@ -72,12 +72,11 @@ class FakeExecutor:
         """Find the slots of all rows. The step raises WrongBlock."""
         return partial(self._run, batch, [self._slots(row) for row in batch])
 
-    def _run(self, laid_out: Batch, slots: Sequence[_Slots], before: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    def _run(self, batch: Batch, slots: Sequence[_Slots], before: Sequence[Outcome]) -> tuple[Outcome, ...]:
         """Write all rows, then read each drawing row's whole context back."""
         begun_s = self._clock()
-        batch = [known_row(row, before) for row in laid_out]
         for row, of_row in zip(batch, slots, strict=True):
-            self._tokens[of_row[row.start :]] = row.token_ids
+            self._tokens[of_row[row.start :]] = known_ids(row, before)
             self._positions[of_row[row.start :]] = range(row.start, row.end)
         outcomes = tuple(self._next(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.draw)
         self._sleep_until(begun_s + self._step_s)

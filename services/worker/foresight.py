@@ -8,7 +8,7 @@ entered. Whatever cannot be told yet raises Contradiction; the ledger then takes
 from collections.abc import Mapping, Sequence
 
 from services.worker.blocks import Blocks, Contradiction
-from services.worker.executor import Batch, Draw, Outcome, Row, known_row
+from services.worker.executor import Batch, Draw, Outcome, Row, known_ids
 from services.worker.plan_draft import Draft, Held, Model
 from shared.ids import RequestId
 from shared.protocol.messages import Slice, StepPlan, WorkerSize
@@ -73,11 +73,14 @@ def came_true(foreseen: Batch, before: Sequence[Outcome], batch: Batch) -> bool:
 
     Rows of requests that ended there may be missing in it.
     """
-    known = {row.request: _computed(known_row(row, before)) for row in foreseen}
-    return all(known.get(row.request) == _computed(row) for row in batch)
+    known = {row.request: row for row in foreseen}
+    return all(row.request in known and _is_same(known[row.request], before, row) for row in batch)
 
 
-def _computed(row: Row) -> tuple[object, ...]:
-    """Return what a row computes. The history of a draw is left out: that of a newcomer is made with its draft."""
-    draw = row.draw and (row.draw.sampling, row.draw.position)
-    return row.start, row.token_ids, row.table, draw
+def _is_same(foreseen: Row, before: Sequence[Outcome], row: Row) -> bool:
+    """Return whether two rows compute the same. A draw's history is left out: a newcomer's is made with its draft."""
+    if (foreseen.start, foreseen.table) != (row.start, row.table) or known_ids(foreseen, before) != row.token_ids:
+        return False
+    if foreseen.draw is None or row.draw is None:
+        return foreseen.draw is row.draw
+    return foreseen.draw.position == row.draw.position and foreseen.draw.sampling == row.draw.sampling

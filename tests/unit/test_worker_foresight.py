@@ -1,6 +1,8 @@
 """The next plan, told while the step before it draws: what can be told, what cannot, and that nothing is entered."""
 
-from services.worker.executor import DrawFailed, Outcome, Row, known_row
+from dataclasses import replace
+
+from services.worker.executor import DrawFailed, Outcome, Row, known_ids
 from services.worker.fake_executor import FakeExecutor
 from services.worker.foresight import came_true, drawing_of
 from services.worker.residents import Accepted, Ledger
@@ -40,7 +42,7 @@ def test_a_decode_awaits_its_place_among_the_outcomes_and_is_then_what_the_ledge
     assert ahead is not None
     assert [(row.request, row.awaits, row.token_ids) for row in ahead] == [("b", 1, (0,)), ("a", 0, (0,))]
     batch = in_turn(on, running, (42, 43), *slices)
-    assert tuple(known_row(row, (42, 43)) for row in ahead) == batch
+    assert tuple(known_ids(row, (42, 43)) for row in ahead) == tuple(row.token_ids for row in batch)
     assert came_true(ahead, (42, 43), batch)
 
 
@@ -51,14 +53,14 @@ def test_a_request_that_ends_meanwhile_is_computed_in_vain() -> None:
     ahead = foreseen(on, running, *slices)
     assert ahead is not None
     for outcomes in ((EOS, 43), (DrawFailed("why"), 43)):
-        assert known_row(ahead[1], outcomes).token_ids == (43,)
+        assert known_ids(ahead[1], outcomes) == (43,)
     batch = in_turn(on, running, (EOS, 43), *slices)
     assert [row.request for row in batch] == ["b"]
     assert came_true(ahead, (EOS, 43), batch)
 
 
 def test_a_row_that_failed_feeds_something_that_exists() -> None:
-    assert known_row(Row(RequestId("r"), 3, (0,), (BlockId(0),), None, 0), (DrawFailed("why"),)).token_ids == (0,)
+    assert known_ids(Row(RequestId("r"), 3, (0,), (BlockId(0),), None, 0), (DrawFailed("why"),)) == (0,)
 
 
 def test_chunks_and_newcomers_are_told_as_they_are() -> None:
@@ -71,6 +73,8 @@ def test_chunks_and_newcomers_are_told_as_they_are() -> None:
     accepted = on.accept(plan)
     assert isinstance(accepted, Accepted)
     assert ahead == accepted.batch
+    assert came_true(ahead, (), accepted.batch)
+    assert not came_true(ahead, (), tuple(replace(row, draw=None) for row in accepted.batch))
 
 
 def test_a_newcomer_whose_draw_has_a_history_comes_true_with_one_of_its_own() -> None:

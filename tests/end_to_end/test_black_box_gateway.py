@@ -361,10 +361,30 @@ async def test_bb_34_on_sigterm_streams_finish_or_are_told_at_the_deadline_and_n
         assert "Traceback" not in up.stderr
 
 
+@pytest.mark.parametrize("part", ["gateway", "worker"])
+async def test_bb_34_a_part_that_is_told_to_end_alone_ends_orderly_and_all_streams_finish(
+    part: str, short_folder: Path
+) -> None:
+    with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "20", "--drain-s", "20") as up:
+        up.until_ready()
+        async with session_of(up) as session:
+            streams = [await stream(session, prompt=f"n {n}", max_tokens=100).__aenter__() for n in range(8)]
+            pid = up.part(part)
+            os.kill(pid, signal.SIGTERM)
+            read = await asyncio.gather(*map(read_all, streams))
+            assert is_gone(pid, within_s=10)
+            assert [events[-1] for events in read] == ["[DONE]"] * 8
+            assert {json.loads(events[-2])["choices"][0]["finish_reason"] for events in read} == {"length"}
+            await until_status(session, "/ready", 200)
+            await serves(session)
+        assert [(event["part"], event["status"]) for event in up.events("part_died")] == [(part, 0)]
+
+
 async def until_status(session: aiohttp.ClientSession, path: str, status: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
-            async with session.get(path) as response:
-                if response.status == status:
-                    return
+            with suppress(aiohttp.ClientConnectionError):  # the next gateway does not listen yet
+                async with session.get(path) as response:
+                    if response.status == status:
+                        return
             await asyncio.sleep(0.02)

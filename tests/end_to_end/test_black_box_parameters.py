@@ -1,0 +1,332 @@
+"""Black-box cases of the API that concern parameters, by number, against `slipstream up` with the default model."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from tests.end_to_end.served import client_of, eventually, figures, nothing_is_left, url_of
+from tests.integration.gateway_pool import events
+from tests.integration.processes import Up, slipstream_up
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+
+NAME = "SmolLM2-135M-Instruct"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours."}]}
+ALPHABET: dict[str, Any] = {"prompt": "Here is the English alphabet: ABC", "temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def up(model_folder: Path) -> Iterator[Up]:
+    assert model_folder.is_dir()  # fetched and converted, so that this start is a second one
+    with TemporaryDirectory() as folder, slipstream_up(Path(folder), "--dtype", "float32") as running:
+        yield running.until_ready(within_s=120)
+
+
+@pytest.fixture
+async def session(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(url_of(up), timeout=aiohttp.ClientTimeout(total=120)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def client(up: Up) -> AsyncIterator[AsyncOpenAI]:
+    async with client_of(up) as opened:
+        yield opened
+
+
+async def post(session: aiohttp.ClientSession, path: str, **fields: Any) -> tuple[int, Any]:
+    async with session.post(path, json={"model": NAME, **fields}) as response:
+        assert response.content_type == "application/json"
+        return response.status, await response.json()
+
+
+async def whole(session: aiohttp.ClientSession, path: str, **fields: Any) -> dict[str, Any]:
+    status, answer = await post(session, path, **fields)
+    assert status == 200, answer
+    found: dict[str, Any] = answer
+    return found
+
+
+async def streamed(session: aiohttp.ClientSession, path: str, **fields: Any) -> list[dict[str, Any]]:
+    """Return the choices of all chunks."""
+    async with session.post(path, json={"model": NAME, "stream": True, **fields}) as response:
+        assert response.status == 200, await response.text()
+        return [choice for chunk in await events(response) for choice in chunk["choices"]]
+
+
+def text_of(choices: list[dict[str, Any]]) -> str:
+    return "".join(one["text"] if "text" in one else one["delta"].get("content", "") for one in choices)
+
+
+async def text(session: aiohttp.ClientSession, **fields: Any) -> str:
+    answer = await whole(session, COMPLETIONS, **fields)
+    found: str = answer["choices"][0]["text"]
+    return found
+
+
+# -- BB-15: stop strings ----------------------------------------------------------------------------------------------
+
+
+async def test_bb_15_a_stop_string_across_tokens_ends_the_text_before_it(session: aiohttp.ClientSession) -> None:
+    free = await text(session, **ALPHABET)
+
+    async def check(stop: str, stops: str | list[str]) -> None:
+        answer, choices = await asyncio.gather(
+            whole(session, COMPLETIONS, **ALPHABET, stop=stops), streamed(session, COMPLETIONS, **ALPHABET, stop=stops)
+        )
+        assert answer["choices"][0]["text"] == text_of(choices) == free[: free.index(stop)]
+        assert answer["choices"][0]["finish_reason"] == choices[-1]["finish_reason"] == "stop"
+
+    found = [free[begin : begin + length] for begin, length in ((0, 3), (5, 7), (11, 12), (20, 5))]
+    lists = [["no such text", "nor\nthis", stop, "nor this"] for stop in found]
+    await asyncio.gather(*map(check, found, found), *map(check, found, lists))
+
+
+async def test_bb_15_what_almost_matches_loses_no_text(session: aiohttp.ClientSession) -> None:
+    free = await text(session, **ALPHABET)
+    near = [free[:10] + "#", free[4:30] + "#", free[-6:] + "#", free[-1] + "#"]
+    choices, answer = await asyncio.gather(
+        streamed(session, COMPLETIONS, **ALPHABET, stop=near), whole(session, COMPLETIONS, **ALPHABET, stop=near)
+    )
+    assert text_of(choices) == free
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (free, "length")
+
+
+async def test_bb_15_five_stop_strings_are_refused_by_name(session: aiohttp.ClientSession) -> None:
+    status, answer = await post(session, COMPLETIONS, **ALPHABET, stop=list("abcde"))
+    assert (status, answer["error"]["param"]) == (400, "stop")
+
+
+async def test_bb_15_what_is_stopped_is_computed_no_longer(up: Up, session: aiohttp.ClientSession) -> None:
+    before = (await figures(up))["slipstream_generation_tokens_total"]
+    free = await text(session, **ALPHABET)
+    await text(session, **{**ALPHABET, "max_tokens": 1500}, ignore_eos=True, stop=free[3:8])
+    after = await eventually(nothing_is_left, up)
+    assert after["slipstream_generation_tokens_total"] - before < 24 + 24
+
+
+# -- BB-19: logprobs --------------------------------------------------------------------------------------------------
+
+
+async def test_bb_19_logprobs_of_a_completion(session: aiohttp.ClientSession) -> None:
+    asked = {"prompt": "A b", "logprobs": 2, "max_tokens": 5, "temperature": 0}
+    answer = (await whole(session, COMPLETIONS, **asked))["choices"][0]
+    lists = answer["logprobs"]
+    assert {len(one) for one in lists.values()} == {5}
+    assert "".join(lists["tokens"]) == answer["text"]
+    offsets = [len("".join(lists["tokens"][:place])) for place in range(5)]
+    assert lists["text_offset"] == offsets
+    for token, logprob, top in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True):
+        assert max(top.values()) == top[token] == logprob <= 0, "greedy takes the likeliest"
+        assert len(top) == 2
+    chunks = [one["logprobs"] for one in await streamed(session, COMPLETIONS, **asked) if one["logprobs"]]
+    assert {name: [item for chunk in chunks for item in chunk[name]] for name in lists} == lists
+
+
+async def test_bb_19_logprobs_of_a_chat(session: aiohttp.ClientSession) -> None:
+    asked = {**HI, "logprobs": True, "top_logprobs": 2, "max_tokens": 12, "temperature": 0.8, "seed": 3}
+    answer = (await whole(session, CHAT, **asked))["choices"][0]
+    content = answer["logprobs"]["content"]
+    assert len(content) == 12
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == answer["message"]["content"]
+    for entry in content:
+        first, second = entry["top_logprobs"]
+        assert entry["logprob"] <= first["logprob"]
+        assert second["logprob"] <= first["logprob"] <= 0
+    chunks = [one["logprobs"] for one in await streamed(session, CHAT, **asked) if one["logprobs"]]
+    assert [entry for chunk in chunks for entry in chunk["content"]] == content
+
+
+async def test_bb_19_logprobs_are_the_models_own_whatever_else_is_asked(session: aiohttp.ClientSession) -> None:
+    plain = (await whole(session, COMPLETIONS, prompt="A b", logprobs=1, max_tokens=1, temperature=0))["choices"][0]
+    hot = await whole(
+        session, COMPLETIONS, prompt="A b", logprobs=1, max_tokens=1, temperature=2, seed=1, presence_penalty=2
+    )
+    likeliest = hot["choices"][0]["logprobs"]["top_logprobs"][0]
+    token, logprob = plain["logprobs"]["tokens"][0], plain["logprobs"]["token_logprobs"][0]
+    assert likeliest[token] == pytest.approx(logprob, abs=1e-4)
+
+
+# -- BB-20, BB-26, BB-27: bounds --------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *((path, {"n": n}, "n") for path in (COMPLETIONS, CHAT) for n in (0, -1, "a", 1000)),
+    (CHAT, {"logit_bias": {"AI": -100}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"191222999": -100}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"5": 1000}}, "logit_bias"),
+    (COMPLETIONS, {"temperature": -1}, "temperature"),
+    (COMPLETIONS, {"temperature": 999999}, "temperature"),
+    *((CHAT, {"top_p": top_p}, "top_p") for top_p in (-1, 0, 1.5)),
+    (CHAT, {"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (COMPLETIONS, {"logprobs": 25}, "logprobs"),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
+    (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": -1}, "max_tokens"),
+    (COMPLETIONS, {"stop": ""}, "stop"),
+    (CHAT, {"presence_penalty": 3}, "presence_penalty"),
+    (COMPLETIONS, {"min_tokens": 30, "max_tokens": 20}, "min_tokens"),
+    (COMPLETIONS, {"stop_token_ids": [10**6]}, "stop_token_ids"),
+    (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of"),
+    (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
+    (COMPLETIONS, {"suffix": "x"}, "suffix"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), REFUSED)
+async def test_bb_20_and_bb_26_a_value_out_of_bounds_is_a_400_that_names_its_field_and_no_stream(
+    session: aiohttp.ClientSession, path: str, fields: dict[str, Any], param: str
+) -> None:
+    basis = {"prompt": "hi"} if path == COMPLETIONS else HI
+    for stream in [fields["stream"]] if "stream" in fields else [False, True]:
+        status, answer = await post(session, path, **{**basis, "stream": stream, **fields})
+        assert (status, answer["error"]["param"]) == (400, param)
+        assert answer["error"]["type"] == "invalid_request_error"
+
+
+async def test_bb_26_the_server_lives_afterwards(session: aiohttp.ClientSession) -> None:
+    assert len((await whole(session, COMPLETIONS, prompt="hi", max_tokens=2))["choices"]) == 1
+
+
+async def test_bb_27_null_is_the_default_and_a_tiny_temperature_is_nearly_greedy(
+    session: aiohttp.ClientSession,
+) -> None:
+    names = (
+        *("top_p", "top_k", "min_p", "stop", "seed", "n", "logprobs", "logit_bias", "presence_penalty", "min_tokens"),
+        *("frequency_penalty", "repetition_penalty", "stop_token_ids", "best_of", "stream_options", "user", "echo"),
+    )
+    greedy, with_nulls, cold = await asyncio.gather(
+        text(session, **ALPHABET),
+        text(session, **ALPHABET, **dict.fromkeys(names)),
+        text(session, **{**ALPHABET, "temperature": 0.0001}),
+    )
+    assert greedy == with_nulls == cold
+    answer = await whole(session, COMPLETIONS, prompt="hi", temperature=None, max_tokens=None)
+    assert answer["usage"]["completion_tokens"] <= 16
+
+
+# -- what each parameter does -----------------------------------------------------------------------------------------
+
+
+async def test_a_banned_token_never_comes_and_a_wanted_one_comes_at_once(session: aiohttp.ClientSession) -> None:
+    async with session.post("/tokenize", json={"model": NAME, "prompt": "D"}) as response:
+        (letter,) = (await response.json())["tokens"]
+    free, wanted, stopped, banned = await asyncio.gather(
+        text(session, **ALPHABET),
+        text(session, **{**ALPHABET, "max_tokens": 4}, logit_bias={str(letter): 100}),
+        whole(
+            session,
+            COMPLETIONS,
+            **ALPHABET,
+            logit_bias={str(letter): 100},
+            stop_token_ids=[letter],
+            min_tokens=3,
+            logprobs=0,
+        ),
+        whole(session, COMPLETIONS, **ALPHABET, logit_bias={str(letter): -100}, logprobs=0),
+    )
+    assert "D" in free
+    assert wanted == "DDDD"
+    assert "D" not in stopped["choices"][0]["logprobs"]["tokens"]
+    assert len(stopped["choices"][0]["logprobs"]["tokens"]) == 3, "what ends an answer is counted and not told"
+    assert (stopped["choices"][0]["finish_reason"], stopped["usage"]["completion_tokens"]) == ("stop", 4)
+    assert "D" not in banned["choices"][0]["logprobs"]["tokens"]
+
+
+async def test_penalties_make_an_answer_repeat_itself_less(session: aiohttp.ClientSession) -> None:
+    asked = {
+        "prompt": "no no no no no no no no no no no no no no no",
+        "temperature": 0,
+        "max_tokens": 30,
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
+    penalties: tuple[dict[str, float], ...] = (
+        {},
+        {"presence_penalty": 2},
+        {"frequency_penalty": 2},
+        {"repetition_penalty": 2},
+    )
+    answers = await asyncio.gather(*(whole(session, COMPLETIONS, **asked, **penalty) for penalty in penalties))
+    different = [len(set(answer["choices"][0]["logprobs"]["tokens"])) for answer in answers]
+    assert all(count > different[0] for count in different[1:]), different
+
+
+async def test_min_p_of_one_and_top_k_of_one_are_greedy(session: aiohttp.ClientSession) -> None:
+    greedy, *others = await asyncio.gather(
+        text(session, **ALPHABET),
+        *(text(session, **{**ALPHABET, "temperature": 1.5}, **one) for one in ({"min_p": 1.0}, {"top_k": 1})),
+    )
+    assert others == [greedy, greedy]
+
+
+async def test_an_answer_is_not_shorter_than_min_tokens(session: aiohttp.ClientSession) -> None:
+    asked = {"messages": [{"role": "user", "content": "Say hi."}], "temperature": 0}
+    short = await whole(session, CHAT, **asked)
+    assert short["choices"][0]["finish_reason"] == "stop"
+    least = short["usage"]["completion_tokens"] + 20
+    longer = await whole(session, CHAT, **asked, min_tokens=least, max_tokens=least + 5)
+    assert longer["usage"]["completion_tokens"] >= least
+    assert longer["choices"][0]["message"]["content"].startswith(short["choices"][0]["message"]["content"])
+
+
+# -- n and best_of ----------------------------------------------------------------------------------------------------
+
+
+async def test_n_answers_are_those_of_their_seeds_and_share_the_prompt(up: Up, session: aiohttp.ClientSession) -> None:
+    long = " ".join(f"colour number {number} is" for number in range(60))
+    asked = {"prompt": long, "temperature": 2.0, "max_tokens": 12, "seed": 11, "ignore_eos": True}
+    before = await figures(up)
+    several = await whole(session, COMPLETIONS, **asked, n=3)
+    found = {name: value - before[name] for name, value in (await figures(up)).items() if "prefix_cache" in name}
+    texts = [choice["text"] for choice in several["choices"]]
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert several["usage"]["completion_tokens"] == 36
+    prompt_tokens = several["usage"]["prompt_tokens"]
+    assert found["slipstream_prefix_cache_hits_total"] >= 2 * (prompt_tokens - 16), "the siblings found it"
+    alone, again, choices = await asyncio.gather(
+        text(session, **asked),
+        whole(session, COMPLETIONS, **asked, n=3),
+        streamed(session, COMPLETIONS, **asked, n=3),
+    )
+    assert texts[0] == alone
+    assert [choice["text"] for choice in again["choices"]] == texts
+    for index, one in enumerate(texts):
+        assert text_of([choice for choice in choices if choice["index"] == index]) == one
+
+
+async def test_best_of_tells_the_likeliest_by_token(session: aiohttp.ClientSession) -> None:
+    asked = {"prompt": "The sea is", "temperature": 1.5, "max_tokens": 8, "seed": 2, "ignore_eos": True, "logprobs": 0}
+    every, best = await asyncio.gather(
+        whole(session, COMPLETIONS, **asked, n=4), whole(session, COMPLETIONS, **asked, n=1, best_of=4)
+    )
+    means = {choice["text"]: sum(choice["logprobs"]["token_logprobs"]) for choice in every["choices"]}
+    assert best["choices"][0]["text"] == max(means, key=means.__getitem__)
+    assert best["usage"]["completion_tokens"] == 32
+
+
+async def test_several_prompts_are_answered_as_if_alone(session: aiohttp.ClientSession) -> None:
+    prompts = ["The sea is", "One, two,", "Roses are"]
+    asked = {"temperature": 0, "max_tokens": 6}
+    together, *alone = await asyncio.gather(
+        whole(session, COMPLETIONS, prompt=prompts, **asked), *(text(session, prompt=one, **asked) for one in prompts)
+    )
+    assert [choice["text"] for choice in together["choices"]] == alone
+
+
+async def test_openais_own_client_reads_choices_and_logprobs(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model=NAME, **HI, n=2, logprobs=True, top_logprobs=1, max_tokens=5, seed=1, presence_penalty=0.5
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.content or ()) == 5

@@ -126,8 +126,9 @@ def _draw_of_all(chunks: Chunks, asked: Asked, index: int) -> int:
     """Draw one row from all of its logits."""
     logits = chunks.row(int(asked.rows[index]))
     temperature = asked.temperatures[index]
-    kept = _kept(np.sort(logits)[::-1], asked, index)
-    bar = np.partition(logits, -kept)[-kept]
+    ranked = np.sort(logits)[::-1]
+    kept = _kept(ranked, asked, index)
+    bar = ranked[kept - 1]
     is_kept = logits > bar
     is_kept[np.flatnonzero(logits == bar)[: kept - np.count_nonzero(is_kept)]] = True
     ids = np.flatnonzero(is_kept)

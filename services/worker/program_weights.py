@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from services.worker.linear_memory import WeightMemory
+
 KINDS = {"bfloat16": 0, "int8": 1, "float32": 2}
-_ALIGNED_BYTES = 64
 _TILE_OUTPUTS = 16
 
 
@@ -38,6 +39,7 @@ class Packer:
 
     def __init__(self, kernel: Any, kind: str) -> None:
         self._kind = KINDS[kind]
+        self._memory = WeightMemory()
         self._bytes, self._scales, self._pack = (
             kernel.program_packed_bytes, kernel.program_scale_count, kernel.program_pack,
         )  # fmt: skip
@@ -52,9 +54,8 @@ class Packer:
         joined = _joined(weights, gated=gated)
         outputs, inputs = joined.shape
         sizes = (inputs, outputs, self._kind)
-        # a cache line more, so that the first one can be a whole one
-        memory = torch.empty(self._bytes(*sizes) + _ALIGNED_BYTES, dtype=torch.uint8)
-        at = -(-memory.data_ptr() // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        memory = self._memory.take(self._bytes(*sizes))
+        at = memory.data_ptr()
         scales = torch.empty(self._scales(*sizes), dtype=torch.float32)
         self._pack(joined.data_ptr(), *sizes, at, scales.data_ptr())
         bias = _joined_biases(weights, biases, gated=gated)

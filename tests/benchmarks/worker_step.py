@@ -7,7 +7,6 @@ machine only the ratios of one run say something.
 import argparse
 import random
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -26,6 +25,8 @@ from tests.benchmarks.machine import Reading, describe, medians_s
 BATCHES = (1, 16, 32, 64)
 CONTEXTS = (200, 2000)
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048)
+INT8_SHARE = (1 + 4 / 32) / 2
+"""Of bfloat16: a byte for each weight, and a float for each 32 of them."""
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -51,7 +52,8 @@ class Worker:
 
     def __init__(self, path: str, settings: WorkerSettings) -> None:
         chosen = chosen_path(Progress()) if path == "kernel" else TorchPath()
-        executor = load_folder(model_folder(DEFAULT_MODEL, Progress()), settings, Progress(), path=chosen).executor
+        folder = model_folder(DEFAULT_MODEL, Progress())
+        executor = load_folder(folder, settings, Progress(), path=chosen).executor
         assert isinstance(executor, TorchExecutor)
         self.executor = executor
         self.block_tokens = executor.size.block_tokens
@@ -60,8 +62,9 @@ class Worker:
             for pool in executor._attention._pools.values():
                 pool.keys.fill_(0.1)
                 pool.values.fill_(0.1)
-        model: Any = executor._model
-        self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # in bfloat16
+        wide = 2 if settings.dtype == "float32" else 1
+        self.weight_bytes = stored_bytes * (INT8_SHARE if settings.weights == "int8" else wide)
         self.bytes_per_position = executor._attention.bytes_per_position()
 
     def step(self, batch: Batch) -> Callable[[], object]:
@@ -97,15 +100,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--path", choices=("kernel", "torch"), default="kernel")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--compile", choices=("now", "off"), default="now")
+    parser.add_argument("--weights", choices=("model", "int8"), default="model")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--seconds", type=float, default=6.0, help="for each line, beside its last round")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     kv_tokens = max(max(given.batches) * (max(CONTEXTS) + 16), 4096)
-    worker = Worker(given.path, WorkerSettings(dtype=given.dtype, kv_tokens=kv_tokens, threads=given.threads))
+    asked = {"compile": given.compile, "weights": given.weights, "threads": given.threads}
+    settings = WorkerSettings(dtype=given.dtype, kv_tokens=kv_tokens, **asked)
+    worker = Worker(given.path, settings)
     weights, position = worker.weight_bytes / 1e6, worker.bytes_per_position / 1e3
-    print(f"{describe()}; {DEFAULT_MODEL}, {given.dtype}, attention by {given.path}")
+    print(f"{describe()}; {DEFAULT_MODEL}, {given.dtype}, attention by {given.path}, {asked}")
     print(f"{weights:.0f} MB of weights, {position:.1f} KB for each position")
     decodes(worker, Reading(), given.batches, given.seconds)
     prefills(worker, given.seconds)

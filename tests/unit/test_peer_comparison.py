@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.peer_figures import OURS, EngineFigure, Figure, pairs, read_engine, table
+from tests.benchmarks.peers import streams_of
 from tests.benchmarks.sessions import LeftOut, TimeLeft, session
 from tests.benchmarks.streams import BadAnswer, read_answer
 from tests.integration.processes import is_gone
@@ -125,3 +126,8 @@ def first_line(log: Path) -> int:
         assert time.perf_counter() < until_s
         time.sleep(0.01)
     return int(log.read_text())
+
+
+def test_a_peer_is_measured_where_it_is_worth_it_and_slowly_only_if_asked_to() -> None:
+    assert streams_of(["hf", "llamacpp"], None) == {"hf": (1, 16), "llamacpp": (1,)}
+    assert streams_of(["hf", "llamacpp", "openvino"], [32, 64]) == {"hf": (64,), "openvino": (32, 64)}

@@ -124,7 +124,7 @@ class Probe:
 def _logits(executor: TorchExecutor, *rows: Row) -> tuple[torch.Tensor, ...]:
     lengths = [len(row.token_ids) for row in rows]
     logits = executor.forward(rows, torch.arange(sum(lengths)))
-    return torch.split(logits.clone(), lengths)
+    return torch.split(logits, lengths)
 
 
 def _row(block: int, ids: Sequence[int], *, start: int = 0) -> Row:

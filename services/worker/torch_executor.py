@@ -76,7 +76,8 @@ class TorchExecutor:
 
     def forward(self, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
         """Write a batch into the pool and return the logits after the tokens at ``wanted`` places of the batch."""
-        return self._forward(StepView.of(batch, self.size.block_tokens), wanted)
+        # a program's logits lie where the next step's will
+        return self._forward(StepView.of(batch, self.size.block_tokens), wanted).clone()
 
     @torch.inference_mode()
     def _forward(self, view: StepView, wanted: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.benchmarks.company import Company
 from tests.benchmarks.machine import describe
 from tests.benchmarks.peer_systems import model_of
 from tests.benchmarks.sessions import LeftOut, TimeLeft
@@ -153,8 +154,10 @@ def main() -> None:
     print(f"machine: {describe()}, {os.cpu_count()} processors")
     print(f"server: slipstream up {' '.join(asked)}")
     print(f"asked: {given.streams} streams, prompts of {given.prompt_tokens}, outputs of {given.output_tokens}\n")
+    company = Company()
     with tempfile.TemporaryDirectory() as folder, slipstream_up(Path(folder), *asked) as up:
         found = waves(up, given, left)
+        print(f"cores that others kept busy meanwhile: {company.cores():.2f}")
     if not found:
         raise SystemExit("not one round was measured")
     show(found)

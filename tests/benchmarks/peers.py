@@ -12,6 +12,9 @@ length, greedy. A short wave of the same width goes before. Over HTTP both are m
 on the same cores and only counts; its share of a core is in the result. What runs in process pays for no HTTP, no
 client and no second process. Ratios are of medians; in brackets stand those of single rounds.
 
+With each system it says how many cores processes of others kept busy meanwhile: figures of a run in which that is more
+than a few percent are worth nothing, for a busy machine slows one system more than another.
+
 Ends within ``--minutes``; what there was no time for, or did not run, is listed.
 """
 
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.runtime.settings import DEFAULT_MODEL
+from tests.benchmarks.company import Company
 from tests.benchmarks.machine import Reading, describe, medians_s
 from tests.benchmarks.peer_figures import Figure, pairs, table
 from tests.benchmarks.peer_systems import WARM_TOKENS, EnginePeer, Ours, Peers, Run, ServedPeer
@@ -73,6 +77,7 @@ class Comparison:
     time: TimeLeft
     figures: list[Figure] = field(default_factory=list)
     read_gb_per_s: list[float] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def round(self, number: int, streams_of: Mapping[str, Sequence[int]]) -> None:
@@ -101,11 +106,13 @@ class Comparison:
         return Run(name, number, streams, self.asked, self.waves, self.time, self.leave_out)
 
     def _taken(self, measured: Iterator[Figure]) -> list[Figure]:
-        taken, begun_s = [], time.perf_counter()
+        taken, begun_s, company = [], time.perf_counter(), Company()
         for figure in measured:
             taken.append(figure)
             self.figures.append(figure)
             print(f"{time.perf_counter() - begun_s:4.0f} s: {_line(figure)}", file=sys.stderr, flush=True)
+        if taken:
+            self.others.append(f"{taken[0].system} {company.cores():.2f}")
         return taken
 
     def _read_memory(self) -> None:
@@ -170,6 +177,7 @@ def show(settings: Mapping[str, Any], comparison: Comparison) -> None:
     for name, value in settings.items():
         print(f"{name}: {', '.join(value) if isinstance(value, list) else value}")
     print("memory read, before each pair:", ", ".join(f"{speed:.1f}" for speed in comparison.read_gb_per_s), "GB/s")
+    print("cores that others kept busy meanwhile:", ", ".join(comparison.others))
     if any(name.startswith("hf") for name in (figure.peer for figure in comparison.figures)):
         print(f"hf: {KINDS['hf'].own_tokens} tokens measured, its decode step added for the rest")
     print("step: over HTTP the median gap of a stream. Ratios of medians\n")
@@ -197,6 +205,7 @@ def main() -> None:
     if given.out:
         result = settings | {
             "read_gb_per_s": comparison.read_gb_per_s,
+            "cores_others_kept_busy": comparison.others,
             "figures": [asdict(figure) for figure in comparison.figures],
             "left_out": comparison.left_out,
         }

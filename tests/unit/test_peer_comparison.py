@@ -1,11 +1,13 @@
 """The comparison with other systems: what is read from their bytes and lines, and how ratios are taken."""
 
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.company import Company, own_cpu_s
 from tests.benchmarks.peer_figures import OURS, EngineFigure, Figure, pairs, read_engine, table
 from tests.benchmarks.peers import streams_of
 from tests.benchmarks.sessions import LeftOut, TimeLeft, session
@@ -131,3 +133,22 @@ def first_line(log: Path) -> int:
 def test_a_peer_is_measured_where_it_is_worth_it_and_slowly_only_if_asked_to() -> None:
     assert streams_of(["hf", "llamacpp"], None) == {"hf": (1, 16), "llamacpp": (1,)}
     assert streams_of(["hf", "llamacpp", "openvino"], [32, 64]) == {"hf": (64,), "openvino": (32, 64)}
+
+
+BUSY = "import os, time; print(os.getpid(), flush=True)\nwhile time.process_time() < 0.5: pass"
+
+
+def test_what_is_started_here_counts_as_ours_when_it_has_ended(tmp_path: Path) -> None:
+    before_s = own_cpu_s()
+    with session([sys.executable, "-c", BUSY], {}, tmp_path / "log") as running:
+        running.process.wait(20)
+    assert own_cpu_s() - before_s >= 0.4
+
+
+def test_what_has_no_parent_here_is_company(tmp_path: Path) -> None:
+    begun_s, company, log = time.perf_counter(), Company(), tmp_path / "log"
+    with log.open("w") as out:
+        subprocess.run(["sh", "-c", '"$0" -c "$1" &', sys.executable, BUSY], stdout=out, check=True)
+    assert is_gone(first_line(log), within_s=20)
+    cores = company.cores()
+    assert cores * (time.perf_counter() - begun_s) >= 0.4

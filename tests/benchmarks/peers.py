@@ -106,13 +106,14 @@ class Comparison:
         return Run(name, number, streams, self.asked, self.waves, self.time, self.leave_out)
 
     def _taken(self, measured: Iterator[Figure]) -> list[Figure]:
-        taken, begun_s, company = [], time.perf_counter(), Company()
+        taken, begun_s, company, cores = [], time.perf_counter(), Company(), 0.0
         for figure in measured:
+            cores = company.cores()  # now: of a system that is ended, children without a parent count no more
             taken.append(figure)
             self.figures.append(figure)
             print(f"{time.perf_counter() - begun_s:4.0f} s: {_line(figure)}", file=sys.stderr, flush=True)
         if taken:
-            self.others.append(f"{taken[0].system} {company.cores():.2f}")
+            self.others.append(f"{taken[0].system} {cores:.2f}")
         return taken
 
     def _read_memory(self) -> None:

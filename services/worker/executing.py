@@ -163,7 +163,7 @@ class Executing:
         # tokens before the result: final tokens stand before the list that no longer names their request
         tokens = tuple(Write(names.tokens(gateway), encode(batch)) for gateway, batch in batches.items())
         await self.outbox.put(Answer(entry, (*tokens, Write(names.results(self.worker), encode(result)))))
-        self._log_step(accepted, settled, ran.step_s)
+        self._log_step(accepted, settled, ran)
 
     async def _run(self, accepted: Accepted, begun: Begun | None) -> Ran:
         """Return what the step drew for the rows that were accepted. Raises whatever it raises."""
@@ -176,7 +176,7 @@ class Executing:
         ran = await self._ended(begun)
         drawing = drawing_of(begun.batch)
         drawn = (ran.outcomes[drawing[row.request]] for row in accepted.batch if row.draw is not None)
-        return Ran(tuple(drawn), ran.step_s)
+        return Ran(tuple(drawn), ran.step_s, ran.idle_s)
 
     async def _ended(self, begun: Begun) -> Ran:
         """Return what a step came to when it has ended, having begun the next one behind it if that could be."""
@@ -212,7 +212,7 @@ class Executing:
             running = self.thread.begin(step, turn.before if turn else None)
         return Begun(batch, running, turn)
 
-    def _log_step(self, accepted: Accepted, settled: Settled, step_s: float) -> None:
+    def _log_step(self, accepted: Accepted, settled: Settled, ran: Ran) -> None:
         for request, why in settled.failed.items():
             log.warning("request_failed", worker=self.worker, request=request, why=why)
         log.debug(
@@ -223,7 +223,8 @@ class Executing:
             rows=len(accepted.batch),
             tokens=sum(len(row.token_ids) for row in accepted.batch),
             drawn=sum(len(row.token_ids) for row in settled.rows),
-            step_ms=round(step_s * 1000, 3),
+            step_ms=round(ran.step_s * 1000, 3),
+            idle_ms=round(ran.idle_s * 1000, 3),
         )
 
     async def _answer(self, entry: Entry, message: Message) -> None:

@@ -20,6 +20,8 @@ class Ran:
 
     outcomes: tuple[Outcome, ...]
     step_s: float
+    idle_s: float = 0.0
+    """How long the thread had no step to run before this one."""
 
 
 RunningStep = Future[Ran]
@@ -31,6 +33,7 @@ class StepThread:
     def __init__(self, clock: Clock = monotonic) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
         self._clock = clock
+        self._ended_s = clock()
 
     async def call(self, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
         """Return what the function returns on the thread. A cancelled call still runs to its end there."""
@@ -45,9 +48,10 @@ class StepThread:
 
     def _run(self, step: Step, before: RunningStep | None) -> Ran:
         drawn = () if before is None else before.result(timeout=0).outcomes
-        begun_s = self._clock()
+        begun_s, ended_s = self._clock(), self._ended_s
         outcomes = step(drawn)
-        return Ran(outcomes, self._clock() - begun_s)
+        self._ended_s = self._clock()
+        return Ran(outcomes, self._ended_s - begun_s, begun_s - ended_s)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,6 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Idle:
-    """Steps that followed one another, and the wall time from the end of the first to the end of the last."""
+    """Steps that followed one another, and what lay before each, by the clock of the thread that runs them."""
 
     steps_s: Sequence[float]
     gaps_s: Sequence[float]
@@ -46,15 +45,12 @@ class Idle:
 
 
 def idle_of(events: Sequence[Event], streams: int) -> Idle:
-    """Return what the longest run of whole decode steps came to. Raises ValueError if there is none."""
+    """Return what the whole decode steps came to. Raises ValueError if they do not follow one another."""
     steps = [event for event in events if event["drawn"] == event["rows"] == event["tokens"] == streams][_FIRST:]
-    ends_s = [datetime.fromisoformat(event["timestamp"]).timestamp() for event in steps]
-    steps_s = [event["step_ms"] / 1000 for event in steps]
     follows = [later["step"] == earlier["step"] + 1 for earlier, later in pairwise(steps)]
     if not all(follows) or len(follows) < _FIRST:
         raise ValueError(f"{len(steps)} whole steps, not in a row")
-    gaps_s = [ends_s[at + 1] - ends_s[at] - steps_s[at + 1] for at in range(len(follows))]
-    return Idle(steps_s[1:], gaps_s)
+    return Idle([event["step_ms"] / 1000 for event in steps], [event["idle_ms"] / 1000 for event in steps])
 
 
 async def decode(client: TokenClient, streams: int, tokens: int) -> None:

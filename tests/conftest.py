@@ -21,6 +21,17 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: on a busy machine two wait for each other at every barrier, and take minutes."""
+    import torch  # noqa: PLC0415 - most tests do without it, and it takes seconds
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
 def model_folder() -> Path:
     """The default model, fetched and converted by the project's own command on first use."""
     converted = subprocess.run(

@@ -24,7 +24,6 @@ struct linear {
     int64_t in, out;     /* in: a multiple of 32; out: the true number of outputs, packed zeros fill the last panel */
     int64_t kind;        /* LINEAR_... */
     const void *packed;  /* 64-byte aligned */
-    const float *scales; /* NULL: int8 has its scales beside it */
     const float *bias;   /* [out] or NULL */
 };
 

@@ -86,6 +86,7 @@ static void floats_finish(const struct floats_call *call, int64_t panel, int64_t
     for (int64_t at = 0; at < left; at += LANES) {
         vf given = load(with_bias + at);
         if (is_gated) given = linear_activated(given, call->activation) * load(with_bias + PANEL / 2 + at);
+        if (call->epilogue == EPILOGUE_ACTIVATED) given = linear_activated(given, call->activation);
         if (call->epilogue == EPILOGUE_ADD) {
             vf added = all(0.0f);
             int64_t few = left - at < LANES ? left - at : LANES;

@@ -10,12 +10,6 @@ static int64_t linear_packed_bytes(int64_t in, int64_t out, int64_t kind) {
     return linear_panels(out) * linear_panel_bytes(in, kind);
 }
 
-/* Scales that do not lie with the numbers: there are none. */
-static int64_t linear_scale_count(int64_t in, int64_t out, int64_t kind) {
-    (void)in, (void)out, (void)kind;
-    return 0;
-}
-
 /* Where a number of a step lies, counted in numbers. */
 INLINE int64_t linear_place(int64_t input, int64_t output) {
     return output / 16 * (TILE / 2) + input / 2 * 32 + output % 16 * 2 + input % 2;
@@ -46,9 +40,8 @@ static void linear_pack_bf16(const uint16_t *row, int64_t output, char *step) {
     for (int64_t i = 0; i < STEP; i++) ((uint16_t *)step)[linear_place(i, output)] = row[i];
 }
 
-/* weights: bfloat16 [out][in]. Scales that lie elsewhere: there are none. */
-static void linear_pack(const uint16_t *weights, int64_t in, int64_t out, int64_t kind, void *packed, float *scales) {
-    (void)scales;
+/* weights: bfloat16 [out][in] */
+static void linear_pack(const uint16_t *weights, int64_t in, int64_t out, int64_t kind, void *packed) {
     memset(packed, 0, linear_packed_bytes(in, out, kind));
     for (int64_t output = 0; output < out; output++) {
         const uint16_t *row = weights + output * in;

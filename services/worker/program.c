@@ -205,10 +205,8 @@ int64_t program_packed_bytes(int64_t in, int64_t out, int64_t kind) {
     return kind == LINEAR_FLOAT ? linear_floats_bytes(in, out) : linear_packed_bytes(in, out, kind);
 }
 
-int64_t program_scale_count(int64_t in, int64_t out, int64_t kind) { return linear_scale_count(in, out, kind); }
-
 /* weights: float for LINEAR_FLOAT, else bfloat16, `[out][in]` */
-void program_pack(const void *weights, int64_t in, int64_t out, int64_t kind, void *packed, float *scales) {
+void program_pack(const void *weights, int64_t in, int64_t out, int64_t kind, void *packed) {
     if (kind == LINEAR_FLOAT) linear_floats_pack(weights, in, out, packed);
-    else linear_pack(weights, in, out, kind, packed, scales);
+    else linear_pack(weights, in, out, kind, packed);
 }

@@ -38,7 +38,7 @@ from services.worker.progress import Progress
 _KINDS: dict[str, type[What]] = {
     kind.__name__: kind for kind in (Looked, Normed, Multiplied, Rotated, Attended, Picked, Added)
 }
-_CODE = ("program_graph.py", "program_patterns.py", "program_lowering.py", "program_cache.py", "paged_attention.py")
+_CODE = ("graph", "groups", "patterns", "lowering", "cache")
 _WORD_BYTES = 8
 _STEPS, _TENSORS = "program.json", "tensors.safetensors"
 
@@ -55,7 +55,8 @@ def content_of(model: PreTrainedModel, tensors: Tensors, max_model_len: int) -> 
         json.dumps((type(model).__name__, config, marks, max_model_len), sort_keys=True, default=str),
         torch.__version__,
         transformers.__version__,
-        *((here / name).read_text() for name in _CODE),
+        *((here / f"program_{name}.py").read_text() for name in _CODE),
+        (here / "paged_attention.py").read_text(),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -25,7 +25,7 @@ from services.worker.program_weights import Linear, Packer
 _LOOKUP, _NORM, _LINEAR, _ROTATE, _ATTEND, _PICK, _ADD = range(7)
 _LOGITS = -2
 _BY = {"token": 0, "position": 1}
-_EPILOGUE_NONE, _EPILOGUE_ADD, _EPILOGUE_GATED = range(3)
+_EPILOGUE_NONE, _EPILOGUE_ADD, _EPILOGUE_GATED, _EPILOGUE_ACTIVATED = range(4)
 
 
 class _Place(ctypes.Structure):
@@ -159,11 +159,12 @@ class Assembler:
                 return _ADD, _Width(given.out.width)
 
     def _linear(self, what: Multiplied, *, adds: bool, kept: list[object]) -> ctypes.Structure:
-        packed = self._packer.pack(what.weights, what.biases, gated=what.activation is not None)
+        is_gated = what.activation is not None and len(what.weights) > 1
+        packed = self._packer.pack(what.weights, what.biases, gated=is_gated)
         kept.append(packed)
         epilogue = _EPILOGUE_NONE
         if what.activation is not None:
-            epilogue = _EPILOGUE_GATED
+            epilogue = _EPILOGUE_GATED if is_gated else _EPILOGUE_ACTIVATED
         elif adds:
             epilogue = _EPILOGUE_ADD
         return _LinearHow(packed.linear, epilogue, what.activation or 0)

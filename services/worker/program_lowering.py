@@ -9,19 +9,8 @@ import torch
 from torch import fx
 
 from services.worker.program_graph import Graph, aten, fixed, is_call, over_positions
-from services.worker.program_patterns import (
-    Add,
-    Attend,
-    Group,
-    Heads,
-    Linear,
-    Lookup,
-    Norm,
-    Pick,
-    flattened,
-    groups_of,
-    rows_of,
-)
+from services.worker.program_groups import Add, Attend, Group, Heads, Linear, Lookup, Norm, Pick
+from services.worker.program_patterns import flattened, groups_of, rows_of
 
 _TABLE_DIMS = 3
 _TABLE_BYTES = 64 << 20
@@ -70,7 +59,7 @@ class Normed:
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """Products with matrices ``[out, in]`` side by side; gated: two of them, whose outputs are joined."""
+    """Products with matrices ``[out, in]`` side by side; activated: one, or two of which the first gates the second."""
 
     weights: tuple[torch.Tensor, ...]
     biases: tuple[torch.Tensor | None, ...]
@@ -287,9 +276,9 @@ class _Lowering:
         if group.last in self._places:  # it was computed together with another
             return
         source = self._place(group.input)
-        if group.up is not None:
-            pair = (group, group.up)
-            self._emit(group.last, self._multiplied(pair, group.activation), source)
+        if group.activation is not None:
+            joined = (group,) if group.up is None else (group, group.up)
+            self._emit(group.last, self._multiplied(joined, group.activation), source)
         elif group.add is not None:
             self._emit(group.last, self._multiplied((group,)), source, self._place(group.add))
         elif group.last is self._graph.logits:
@@ -331,7 +320,7 @@ def _together(groups: dict[fx.Node, Group]) -> dict[fx.Node, list[Linear]]:
     """Return the plain products by their input: those of one input are computed as one."""
     together: dict[fx.Node, list[Linear]] = defaultdict(list)
     for group in groups.values():
-        if isinstance(group, Linear) and group.up is None and group.add is None:
+        if isinstance(group, Linear) and group.activation is None and group.add is None:
             together[group.input].append(group)
     return together
 

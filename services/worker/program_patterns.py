@@ -1,10 +1,9 @@
 """What a step program computes in one instruction, found in a model's graph by its shape.
 
-A group is some nodes of which only the last one's value is used outside. What fits no group is left to torch.
+What fits no group is left to torch.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import fx
 
 from services.worker.program_graph import Graph, aten, fixed, is_call
+from services.worker.program_groups import Add, Attend, Group, Heads, Linear, Lookup, Norm, Pick
 
 ACTIVATIONS = {aten.silu.default: 0, aten.gelu.default: 2, aten.relu.default: 3}
 GELU_TANH = 1
@@ -21,87 +21,6 @@ _SQUARE = 2
 _TABLE_DIMS = 3
 """``[1, tokens, width]``."""
 ATTENTION = torch.ops.slipstream.paged_attention.default
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Nodes that become one value: ``last`` and those that nobody else needs."""
-
-    last: fx.Node
-    inner: frozenset[fx.Node]
-
-
-@dataclass(frozen=True, slots=True)
-class Norm(Group):
-    """RMS or layer norm over the last dimension."""
-
-    input: fx.Node
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    epsilon: float
-    centred: bool
-    is_turned: bool = False
-    """``last`` is ``[1, heads, tokens, dim]``, of an input that is not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear(Group):
-    """A matrix product; with ``up`` it is ``act(gate) * up``, with ``add`` that is added."""
-
-    input: fx.Node
-    weight: fx.Node
-    bias: fx.Node | None
-    up: "Linear | None" = None
-    activation: int = 0
-    add: fx.Node | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Queries, keys or values before they are attended to: ``input`` is ``[1, tokens, heads(, )dim]``."""
-
-    input: fx.Node
-    heads: int
-    dim: int
-    cosines: fx.Node | None = None
-    sines: fx.Node | None = None
-    turned: int = 0
-    """Numbers of each head that are turned, 0 for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attend(Group):
-    """One layer's attention."""
-
-    query: Heads
-    key: Heads
-    value: Heads
-    layer: int
-    scale: float
-    window: int
-    softcap: float
-
-
-@dataclass(frozen=True, slots=True)
-class Pick(Group):
-    """The rows whose logits are wanted."""
-
-    input: fx.Node
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup(Group):
-    """Rows of a constant table, by token id."""
-
-    table: fx.Node
-
-
-@dataclass(frozen=True, slots=True)
-class Add(Group):
-    """A sum of two values of one shape."""
-
-    one: fx.Node
-    other: fx.Node
 
 
 def groups_of(graph: Graph) -> dict[fx.Node, Group]:
@@ -120,7 +39,7 @@ def groups_of(graph: Graph) -> dict[fx.Node, Group]:
 def _candidates(graph: Graph) -> Iterator[Group]:
     """Yield what may be a group, the larger ones first."""
     step_nodes = [node for node in graph.nodes if node not in graph.constant and node not in graph.positional]
-    for find in (_norm, _ready_norm, _attend, _gated, _linear_and_add, _linear, _pick, _lookup, _add):
+    for find in (_norm, _ready_norm, _attend, _gated, _activated, _linear_and_add, _linear, _pick, _lookup, _add):
         for node in step_nodes:
             group = find(graph, node)
             if group is not None and group.last.meta["val"].dtype == graph.dtype and _has_rows(graph, group):
@@ -377,6 +296,15 @@ def _gated(graph: Graph, node: Any) -> Linear | None:
         inner = frozenset({active, gate.last, up.last})
         return Linear(node, inner, gate.input, gate.weight, gate.bias, up, _activation(active))
     return None
+
+
+def _activated(graph: Graph, node: Any) -> Linear | None:
+    """Find ``act(linear(x))``."""
+    found = _linear(graph, node.args[0]) if is_call(node, *ACTIVATIONS) else None
+    if found is None:
+        return None
+    inner = frozenset({found.last})
+    return Linear(node, inner, found.input, found.weight, found.bias, activation=_activation(node))
 
 
 def _activation(node: Any) -> int:

@@ -21,7 +21,6 @@ class Linear(ctypes.Structure):
         ("outputs", ctypes.c_int64),
         ("kind", ctypes.c_int64),
         ("packed", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
     )
 
@@ -40,13 +39,9 @@ class Packer:
     def __init__(self, kernel: Any, kind: str) -> None:
         self._kind = KINDS[kind]
         self._memory = WeightMemory()
-        self._bytes, self._scales, self._pack = (
-            kernel.program_packed_bytes, kernel.program_scale_count, kernel.program_pack,
-        )  # fmt: skip
-        for sized in (self._bytes, self._scales):
-            sized.argtypes = (ctypes.c_int64,) * 3
-            sized.restype = ctypes.c_int64
-        self._pack.argtypes = (ctypes.c_void_p, *(ctypes.c_int64,) * 3, *(ctypes.c_void_p,) * 2)
+        self._bytes, self._pack = kernel.program_packed_bytes, kernel.program_pack
+        self._bytes.argtypes, self._bytes.restype = (ctypes.c_int64,) * 3, ctypes.c_int64
+        self._pack.argtypes = (ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p)
         self._pack.restype = None
 
     def pack(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], *, gated: bool) -> Packed:
@@ -55,13 +50,11 @@ class Packer:
         outputs, inputs = joined.shape
         sizes = (inputs, outputs, self._kind)
         memory = self._memory.take(self._bytes(*sizes))
-        at = memory.data_ptr()
-        scales = torch.empty(self._scales(*sizes), dtype=torch.float32)
-        self._pack(joined.data_ptr(), *sizes, at, scales.data_ptr())
+        self._pack(joined.data_ptr(), *sizes, memory.data_ptr())
         bias = _joined_biases(weights, biases, gated=gated)
         address = None if bias is None else bias.data_ptr()
-        linear = Linear(inputs, outputs, self._kind, at, scales.data_ptr() if len(scales) else None, address)
-        return Packed(linear, (memory, scales) if bias is None else (memory, scales, bias))
+        linear = Linear(inputs, outputs, self._kind, memory.data_ptr(), address)
+        return Packed(linear, (memory,) if bias is None else (memory, bias))
 
 
 def _joined(parts: Sequence[torch.Tensor], *, gated: bool) -> torch.Tensor:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
+from services.worker.program_weights import Packed
 from tests.benchmarks.machine import Reading, describe
-from tests.unit.linear_rig import ADD, GATED, NONE, SILU, VARIANTS, Call, Kind, LinearKernel, Packed, call_of
+from tests.unit.linear_rig import ADD, GATED, NONE, SILU, VARIANTS, Call, Kind, LinearKernel, call_of
 
 LAYERS, HIDDEN, INNER, QKV, VOCABULARY = 30, 576, 1536, 960, 49152
 SHAPES = ((QKV, HIDDEN, NONE), (HIDDEN, HIDDEN, ADD), (2 * INNER, HIDDEN, GATED), (HIDDEN, INNER, ADD))
@@ -35,7 +36,7 @@ class Model:
             for out, width, how in SHAPES
         ]
         self._head = kernel.pack(torch.randn(VOCABULARY, HIDDEN, dtype=torch.bfloat16), kind=kind)
-        self.bytes = sum(len(tensor) for packed, _ in [*self._layers, (self._head, NONE)] for tensor in packed.tensors)
+        self.bytes = sum(len(tensor) for packed, _ in [*self._layers, (self._head, NONE)] for tensor in packed.kept)
         self._hidden, self._wide = (torch.zeros(MOST_ROWS, width).bfloat16() for width in (HIDDEN, 2 * INNER))
         self._logits = torch.empty(64, VOCABULARY)
 

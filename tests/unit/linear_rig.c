@@ -28,7 +28,7 @@ const char *rig_variant(void) { return LINEAR_VARIANT; }
 int64_t rig_bytes(int64_t in, int64_t out, int64_t kind) { return linear_packed_bytes(in, out, kind); }
 
 void rig_pack(const uint16_t *weights, int64_t in, int64_t out, int64_t kind, void *packed) {
-    linear_pack(weights, in, out, kind, packed, NULL);
+    linear_pack(weights, in, out, kind, packed);
 }
 
 /* Returns 0, 1 if the processor's tiles may not be used, 2 if there is no memory. */

@@ -3,13 +3,13 @@
 import ctypes
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from services.worker import kernel_build
 from services.worker.linear_memory import WeightMemory
+from services.worker.program_weights import Linear, Packed
 from services.worker.progress import Progress
 
 _WORKER = Path(kernel_build.__file__).parent
@@ -33,27 +33,6 @@ class Kind(enum.IntEnum):
 
     BF16 = 0
     INT8 = 1
-
-
-class Linear(ctypes.Structure):
-    """``struct linear`` of the kernel."""
-
-    _fields_ = (
-        ("inputs", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
-        ("kind", ctypes.c_int64),
-        ("packed", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Packed weights: the structure has the addresses of the tensors, which live as long as this does."""
-
-    linear: Linear
-    tensors: tuple[torch.Tensor, ...]
 
 
 class Call(ctypes.Structure):

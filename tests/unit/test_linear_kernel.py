@@ -1,7 +1,7 @@
 """Packed linear layers, in every variant of the kernel, against straightforward float64."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from services.worker.linear_memory import WeightMemory
+from services.worker.program_weights import Packed
 from tests.unit.linear_rig import (
     ACTIVATED,
     ADD,
@@ -23,12 +24,11 @@ from tests.unit.linear_rig import (
     VARIANTS,
     Kind,
     LinearKernel,
-    Packed,
     call_of,
     interleaved,
 )
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 ROWS = (*range(1, 71), 200)
 UNTOUCHED = 7.0
 ACTIVATIONS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -37,15 +37,6 @@ ACTIVATIONS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
     GELU: functional.gelu,
     RELU: functional.relu,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On a busy machine two threads wait for each other at every barrier; one test asks for them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache(maxsize=8)

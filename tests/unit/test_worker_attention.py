@@ -1,7 +1,6 @@
 """Attention over block tables, on every path there is, against straightforward float64."""
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,19 +15,10 @@ from services.worker.attention_torch import TorchPath
 from services.worker.progress import Progress
 from tests.unit.attention_rig import Case, Shape, case_of, expected, only
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 VARIANTS = {"avx512": (), "avx2": ("-mno-avx512f",), "portable": ("-mno-avx512f", "-mno-avx2")}
 """What the compiler is told not to use: each variant of the source runs on any machine that has the wider ones."""
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On a busy machine two threads wait for each other at every barrier; one test asks for them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ from services.gateway.metrics import Metrics, Reason
 from services.gateway.ongoing import Ongoing
 from services.gateway.owed import Owed
 from services.gateway.pool import Pool
-from shared.errors import NotServing, RequestRejected, UnknownModel
+from shared.errors import InvalidParameter, NotServing, RequestRejected, UnknownModel
 from shared.runtime.clock import Clock
 
 TOKENISED_AT_A_TIME = 2
@@ -39,6 +39,7 @@ class Desk:
     clock: Clock
     door: Door
     intake: Intake
+    max_queue: int
     max_queued_tokens: int
     send_timeout_s: float
     tokenising: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TOKENISED_AT_A_TIME))
@@ -55,6 +56,9 @@ class Desk:
             prompts = await asyncio.to_thread(prompt_ids_of, body, tokenizer, self.pool.length_served)
         fan_out = FanOut(body, newcomer, tokenizer, self.pool.length_served, secrets.randbits(63))
         choices = fan_out.choices(prompts)
+        if len(choices.ongoings) > self.max_queue:
+            least = f"{len(choices.ongoings)} answers are more than the waiting line holds ({self.max_queue})"
+            raise InvalidParameter(f"n: {least}", param="n")
         self.pool.serving(self.clock())  # the drain may have begun meanwhile
         tokens = sum(len(ongoing.answer.wanted.prompt_ids) for ongoing in choices.ongoings)
         self.owed.queued.check_room(newcomer.tenant, tokens, self.max_queued_tokens)

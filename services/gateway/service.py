@@ -115,6 +115,7 @@ class _Gateway:
             clock,
             Door(settings.max_queue),
             intake,
+            settings.max_queue,
             settings.max_queued_tokens,
             settings.send_timeout_s,
         )

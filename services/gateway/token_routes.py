@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from services.gateway.asked import chat_of
 from services.gateway.bodies import INT32_MAX, ChatBody, ChatMessage, read_body
 from services.gateway.desk import Desk
+from services.gateway.door import Door
 from services.gateway.facts import json_response, unknown_model
 from services.gateway.formats import to_json
 from services.gateway.tokenizer import ModelTokenizer
@@ -57,17 +58,22 @@ class DetokenizeAnswer(Struct, frozen=True):
     prompt: str
 
 
+_AT_ONCE = 16
+"""Texts that are read or wait for their turn; a seventeenth is told to come again."""
+
+
 class TokenRoutes:
-    """/tokenize and /detokenize. One text at a time, so that these never take the places of requests that generate."""
+    """/tokenize and /detokenize. One text at a time, by a door of its own: generating requests keep their places."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._door = Door(_AT_ONCE)
         self._turn = asyncio.Semaphore(1)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the tokens of a text or of a chat."""
         desk = self._desk
-        with desk.door.passing(desk.owed.unwritten):
+        with self._door.passing(0):
             body = await desk.intake.read(request, partial(read_body, TokenizeBody))
             tokenizer = self._tokenizer_for(body.model)
             return await self._in_turn(lambda: _tokenized(body, tokenizer, desk.pool.length_served))
@@ -75,7 +81,7 @@ class TokenRoutes:
     async def detokenize(self, request: web.Request) -> web.Response:
         """Answer with the text of tokens."""
         desk = self._desk
-        with desk.door.passing(desk.owed.unwritten):
+        with self._door.passing(0):
             body = await desk.intake.read(request, partial(read_body, DetokenizeBody))
             tokenizer = self._tokenizer_for(body.model)
             return await self._in_turn(lambda: _detokenized(body, tokenizer))

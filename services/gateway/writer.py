@@ -103,8 +103,12 @@ class Writer:
         return [ongoing.answer for ongoing in found if ongoing is not None]
 
     def _refuse(self, order: Submit) -> None:
-        """Refuse requests, and at once all newcomers behind them: the line was full after they came."""
-        for one in (*order.requests, *self.outbox.submissions()):
+        """Refuse requests; if it was a single one, at once all newcomers behind it: the line was full after they came.
+
+        Several that must all find room say nothing about a single one's chance.
+        """
+        behind = self.outbox.submissions() if len(order.requests) == 1 else ()
+        for one in (*order.requests, *behind):
             ongoing = self.owed.get(one)
             if ongoing is not None and not ongoing.answer.arrival:
                 self.owed.fail(one, Overloaded("the waiting line is full: try again"), is_known=False)

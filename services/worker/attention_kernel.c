@@ -241,11 +241,13 @@ static void write_token(const struct job *job, int64_t token) {
     }
 }
 
-static void write_tokens(struct job *job) {
-    for (;;) {
+/* Returns how many this thread has written. */
+static int64_t write_tokens(struct job *job) {
+    for (int64_t done = 0;;) {
         int64_t token = atomic_fetch_add(&job->written, WRITE_TOKENS);
-        if (token >= job->step->tokens) return;
+        if (token >= job->step->tokens) return done;
         int64_t end = token + WRITE_TOKENS < job->step->tokens ? token + WRITE_TOKENS : job->step->tokens;
+        done += end - token;
         for (; token < end; token++) write_token(job, token);
     }
 }
@@ -278,21 +280,22 @@ static void *make_scratch(const struct job *job, struct scratch *s) {
     return memory;
 }
 
-/* Items are taken one by one, so that a thread that is held up holds up nothing else; the next is known early. */
-static void attend_items(struct job *job) {
+/* Items are taken one by one, so that a thread that is held up holds up nothing else; the next is known early.
+ * Returns how many this thread has taken: without memory none of them has been worked on, and the call has failed. */
+static int64_t attend_items(struct job *job) {
     struct scratch scratch;
     void *memory = make_scratch(job, &scratch);
-    if (!memory) {
-        atomic_store(&job->failed, 1);
-        return;
-    }
-    int64_t mine = atomic_fetch_add(&job->begun, 1);
+    if (!memory) atomic_store(&job->failed, 1);
+    int64_t done = 0, mine = atomic_fetch_add(&job->begun, 1);
     while (mine < job->item_count) {
         int64_t next = atomic_fetch_add(&job->begun, 1);
-        attend_item(job, job->items + mine, next < job->item_count ? job->items + next : NULL, &scratch);
+        if (memory)
+            attend_item(job, job->items + mine, next < job->item_count ? job->items + next : NULL, &scratch);
         mine = next;
+        done++;
     }
     free(memory);
+    return done;
 }
 
 static void join_row(const struct job *job, const struct item *item, int64_t row, float *sums) {
@@ -313,11 +316,12 @@ static void join_row(const struct job *job, const struct item *item, int64_t row
     store_out(job, token, item->head * job->group + row % job->group, sums, total);
 }
 
-static void join_parts(struct job *job) {
+/* Returns how many items this thread has looked at. */
+static int64_t join_parts(struct job *job) {
     float sums[job->padded];
-    for (;;) {
+    for (int64_t done = 0;; done++) {
         int64_t mine = atomic_fetch_add(&job->joined, 1);
-        if (mine >= job->item_count) return;
+        if (mine >= job->item_count) return done;
         const struct item *item = job->items + mine;
         if (item->parts)
             for (int64_t row = 0; row < item->tokens * job->group; row++) join_row(job, item, row, sums);

@@ -13,7 +13,8 @@ from shared.protocol.messages import Logprobs, Sampling, TokenizerFiles, WorkerS
 class Draw:
     """One token is to be drawn; ``position`` is its index in prompt + output.
 
-    ``history`` is there if the draw depends on earlier tokens; the worker's ledger changes it between two steps.
+    ``history`` is there if the draw depends on earlier tokens; the worker's ledger changes it when no step of its
+    request runs.
     """
 
     sampling: Sampling
@@ -109,8 +110,10 @@ class Executor(Protocol):
         """Drop what the pool holds; the weights stay."""
 
 
-Later = Callable[[], Callable[[], None]]
-"""Work beside the first steps, on a thread of its own; what it returns is done between two of them, on theirs."""
+Finish = Callable[[], Callable[[], None] | None]
+"""Work between two steps, on their thread; what it returns, if anything, is done beside them again."""
+Later = Callable[[], Finish]
+"""Work beside the first steps, on a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,21 +125,28 @@ static int linear_lines(const struct linear_task *task) {
     return (int)((lines + passes - 1) / passes);
 }
 
-/* Each thread of the team calls this with the same call and the same counter, which was 0 before; barriers are the
- * caller's. */
-static void linear_work(const struct linear_call *call, _Atomic int64_t *taken) {
+/* How many items there are to take of a call. */
+static int64_t linear_items(const struct linear_call *call) {
+    int64_t at_once = linear_at_once(call->w->out);
+    return call->rows > 0 ? (linear_panels(call->w->out) + at_once - 1) / at_once : 0;
+}
+
+/* Each thread of the team calls this with the same call and the same counter, which was 0 before. Returns how many of
+ * the items it has done; that all are done, and when to go on, is the caller's. */
+static int64_t linear_work(const struct linear_call *call, _Atomic int64_t *taken) {
     struct linear_scratch scratch;
-    if (call->rows <= 0) return;
+    if (call->rows <= 0) return 0;
     struct linear_task task = {.call = call, .scratch = &scratch, .blocks = (call->rows + ROW_BLOCK - 1) / ROW_BLOCK};
     struct linear_stream *stream = &task.beside.stream;
     task.beside.pending.call = call;
     task.beside.lines = linear_lines(&task);
     linear_stream_begin(stream, call->w, taken, task.blocks > 1);
-    int64_t first, end;
-    while (linear_stream_next(stream, &first, &end))
+    int64_t first, end, done = 0;
+    for (; linear_stream_next(stream, &first, &end); done++)
         for (int64_t panel = first; panel < end; panel++) {
             stream->due += stream->panel_bytes;
             linear_panel(&task, panel);
         }
     linear_finish(&task.beside.pending, ROW_BLOCK);
+    return done;
 }

@@ -42,10 +42,13 @@ INLINE void linear_stream_call(struct linear_stream *s, int64_t lines) {
     if (s->at == s->end && s->at && s->ahead < 0) linear_stream_take(s);
 }
 
+/* Panels of one item of a matrix. */
+static int64_t linear_at_once(int64_t out) { return linear_panels(out) >= MANY_PANELS ? PANELS_AT_ONCE : 1; }
+
 static void linear_stream_begin(struct linear_stream *s, const struct linear *w, _Atomic int64_t *taken, int is_slow) {
     *s = (struct linear_stream){.panels = linear_panels(w->out), .packed = w->packed, .taken = taken};
     s->panel_bytes = linear_panel_bytes(w->in, w->kind);
-    s->at_once = s->panels >= MANY_PANELS ? PANELS_AT_ONCE : 1;
+    s->at_once = linear_at_once(w->out);
     linear_stream_take(s);
     s->due = !is_slow && s->panel_bytes > LEAD_BYTES ? LEAD_BYTES : s->panel_bytes;
     linear_stream_call(s, LEAD_BYTES / 64);

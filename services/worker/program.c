@@ -2,9 +2,13 @@
  *
  * Every value of a step is a table of rows, one for each token (or for each token whose logits are wanted). It lies in
  * one arena: its first row at `at` * capacity bytes, where capacity is the number of rows there is room for, so that
- * where a value lies does not depend on how many tokens a step has. Threads meet after each instruction; within one
- * they take pieces of work by a counter, so that a thread that is held up holds up nothing but its own piece.
+ * where a value lies does not depend on how many tokens a step has. Threads take pieces of an instruction's work by a
+ * counter, and go on to the next instruction when all pieces are done. They do not wait for each other to arrive: a
+ * thread that another process keeps from running holds up nothing but the piece it has, and finds all done when it
+ * comes back.
  * Threads are those of the OpenMP runtime that was handed to the attention kernel. */
+
+#include <sched.h>
 
 #include "attention_kernel.c"
 #include "linear.h"
@@ -46,12 +50,36 @@ struct program_step {
     int64_t logits_stride;
 };
 
+/* Of some work: how many pieces have been taken, and how many are done. Each has a cache line of its own. */
+struct phase {
+    _Atomic int64_t taken, done;
+    char rest[48];
+};
+
 struct course {
     const struct program_step *given;
-    struct job *jobs;                 /* [count] used where an instruction attends */
-    struct layer *layers;
-    _Atomic int64_t *taken;
+    struct job *jobs;      /* [count] used where an instruction attends */
+    struct layer *layers;  /* [count] */
+    struct phase *phases;  /* [count][PHASES] */
 };
+
+#define PHASES 3 /* attention writes, attends, joins; all else has one */
+#define SPINS 4000 /* looks before others are let run: whoever has the last piece may be waiting for this core */
+
+INLINE void breathe(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* This thread has done so many pieces: wait until all are. */
+static void finish(struct phase *phase, int64_t mine, int64_t all_pieces) {
+    atomic_fetch_add(&phase->done, mine);
+    for (int looks = 0; atomic_load_explicit(&phase->done, memory_order_acquire) < all_pieces; looks++) {
+        if (looks < SPINS) breathe();
+        else sched_yield();
+    }
+}
 
 /* ---- rows ---- */
 
@@ -103,22 +131,23 @@ static void do_row(const struct program_step *s, const struct instruction *one, 
     }
 }
 
-static void do_rows(const struct program_step *s, const struct instruction *one, _Atomic int64_t *taken) {
-    int64_t rows = rows_of(s, one);
+static void do_rows(const struct program_step *s, const struct instruction *one, struct phase *phase) {
+    int64_t rows = rows_of(s, one), done = 0;
     for (;;) {
-        int64_t row = atomic_fetch_add(taken, ROWS_AT_ONCE);
-        if (row >= rows) return;
+        int64_t row = atomic_fetch_add(&phase->taken, ROWS_AT_ONCE);
+        if (row >= rows) break;
         int64_t end = row + ROWS_AT_ONCE < rows ? row + ROWS_AT_ONCE : rows;
+        done += end - row;
         for (; row < end; row++) do_row(s, one, row);
     }
+    finish(phase, done, rows);
 }
 
 /* ---- matrices and attention ---- */
 
-static void do_linear(const struct program_step *s, const struct instruction *one, _Atomic int64_t *taken) {
+static void do_linear(const struct program_step *s, const struct instruction *one, struct phase *phase) {
     const struct linear_how *what = one->what;
     int is_logits = one->out.at == LOGITS;
-    if (rows_of(s, one) == 0) return;
     if (!s->is_half) {
         struct floats_call call = {
             .w = &what->weights, .x = (const float *)address(s, one->in, 0), .x_stride = one->in.stride,
@@ -128,7 +157,7 @@ static void do_linear(const struct program_step *s, const struct instruction *on
             .add_stride = one->in_2.stride, .rows = rows_of(s, one),
             .epilogue = what->epilogue, .activation = what->activation,
         };
-        floats_work(&call, taken);
+        finish(phase, floats_work(&call, &phase->taken), floats_items(&call));
         return;
     }
     struct linear_call call = {
@@ -139,7 +168,13 @@ static void do_linear(const struct program_step *s, const struct instruction *on
         .add_stride = one->in_2.stride, .rows = rows_of(s, one),
         .epilogue = what->epilogue, .activation = what->activation,
     };
-    linear_work(&call, taken);
+    finish(phase, linear_work(&call, &phase->taken), linear_items(&call));
+}
+
+static void do_attention(struct job *job, struct phase *phases) {
+    finish(phases, write_tokens(job), job->step->tokens);
+    finish(phases + 1, attend_items(job), job->item_count);
+    if (job->parts) finish(phases + 2, join_parts(job), job->item_count);
 }
 
 static void do_all(void *given) {
@@ -148,10 +183,10 @@ static void do_all(void *given) {
     linear_thread_begin();
     for (int64_t at = 0; at < s->count; at++) {
         const struct instruction *one = s->instructions + at;
-        if (one->op == ATTEND) work(course->jobs + at);
-        else if (one->op == LINEAR) do_linear(s, one, course->taken + at);
-        else do_rows(s, one, course->taken + at);
-        wait_for_team();
+        struct phase *phases = course->phases + at * PHASES;
+        if (one->op == ATTEND) do_attention(course->jobs + at, phases);
+        else if (one->op == LINEAR) do_linear(s, one, phases);
+        else do_rows(s, one, phases);
     }
     linear_thread_end();
 }
@@ -186,8 +221,8 @@ int program_run(const struct program_step *s) {
     size_t count = (size_t)(s->count ? s->count : 1);
     course.jobs = calloc(count, sizeof *course.jobs);
     course.layers = calloc(count, sizeof *course.layers);
-    course.taken = calloc(count, sizeof *course.taken);
-    int failed = !course.jobs || !course.layers || !course.taken || prepare_attention(&course);
+    course.phases = calloc(count * PHASES, sizeof *course.phases);
+    int failed = !course.jobs || !course.layers || !course.phases || prepare_attention(&course);
     if (!failed) run_parallel(do_all, &course, 0, 0);
     for (int64_t at = 0; at < s->count && course.jobs; at++) {
         failed |= course.jobs[at].failed;
@@ -195,7 +230,7 @@ int program_run(const struct program_step *s) {
     }
     free(course.jobs);
     free(course.layers);
-    free((void *)course.taken);
+    free(course.phases);
     return failed;
 }
 

@@ -86,7 +86,8 @@ class Program:
         self._wanted_arena.make_room(len(wanted))
         if len(wanted) > len(self._logits):
             self._logits = torch.empty((len(wanted), self._logits.shape[1]), dtype=torch.float32)
-        frame = self._frame(view, running.address, np.ascontiguousarray(wanted))
+        wanted = np.ascontiguousarray(wanted)  # lives as long as the step: the kernel has its address
+        frame = self._frame(view, running.address, wanted)
         for part in self._parts:
             self._do(part, frame)
         if self._ends_in_torch and self._graph is not None:

@@ -1,6 +1,7 @@
 """When a model's own code gives way to its program: before it serves, beside its first steps, or never."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,12 +9,12 @@ import structlog
 from transformers import PreTrainedModel
 
 from services.worker.attention_path import AttentionPath
+from services.worker.executor import Finish
 from services.worker.paged_attention import PagedAttention
 from services.worker.probe import Probe
 from services.worker.program import Program
-from services.worker.program_building import Wish, assembled, kept, made
+from services.worker.program_building import Source, Wish, assembled, require_kernel
 from services.worker.program_graph import NotLowered
-from services.worker.program_lowering import Lowered
 from services.worker.torch_executor import TorchExecutor
 from shared.errors import StartupError
 from shared.runtime.clock import monotonic
@@ -34,50 +35,74 @@ class Serving:
 def adopt_now(serving: Serving, wish: Wish) -> None:
     """Let a program take over before anything is served. Raises StartupError if int8 was asked for and cannot be."""
     if not adopt_kept(serving, wish):
-        adopt_later(serving, wish)()
+        keep_it = adopt_later(serving, wish)()
+        if keep_it is not None:
+            keep_it()
     if wish.weights == "int8" and not serving.executor.has_program:
         raise StartupError("weights in int8 need the step program, which this model or machine does not have")
 
 
 def adopt_kept(serving: Serving, wish: Wish) -> bool:
-    """Let a program of an earlier start take over, if there is one."""
+    """Let a program of an earlier start take over, and return whether it has. What fails is told, and made anew."""
     begun_s = monotonic()
-    program = kept(serving.model, wish)
-    if program is not None:
-        _finish(serving, wish, program, begun_s, "found in the cache")()
-    return program is not None
+    with _or_off():
+        require_kernel(serving.path, serving.model.dtype, wish)
+        source = Source(serving.model, wish.max_model_len)
+        program = source.kept()
+        if program is not None:
+            ready = assembled(program, serving.path, wish)
+            _take_over(serving, wish, ready, _told("found in the cache", begun_s))
+    return serving.executor.has_program
 
 
-def adopt_later(serving: Serving, wish: Wish) -> Callable[[], None]:
-    """Build a program, on any thread, and return what lets it take over, between two steps."""
+def adopt_later(serving: Serving, wish: Wish) -> Finish:
+    """Build a program, on any thread, and return what lets it take over, between two steps; then what keeps it."""
     begun_s = monotonic()
-    try:
-        program = made(serving.model, wish)
-    except NotLowered as error:
-        return partial(_decline, str(error))
-    return _finish(serving, wish, program, begun_s, "made")
-
-
-def _finish(serving: Serving, wish: Wish, program: Lowered, begun_s: float, how: str) -> Callable[[], None]:
-    """Pack the matrices, and return what lets the program take over."""
-    try:
+    with _or_off():
+        require_kernel(serving.path, serving.model.dtype, wish)
+        source = Source(serving.model, wish.max_model_len)
+        program = source.made()
         ready = assembled(program, serving.path, wish)
+        return partial(_take_over_and_keep, serving, wish, ready, partial(source.keep, program), _told("made", begun_s))
+    return _nothing
+
+
+def _nothing() -> None:
+    """Leave the model to serve."""
+
+
+def _told(how: str, begun_s: float) -> Mapping[str, object]:
+    return {"how": how, "built_s": round(monotonic() - begun_s, 2)}
+
+
+@contextmanager
+def _or_off() -> Iterator[None]:
+    """Leave the model's own code to serve, and say why, if its program cannot be had."""
+    try:
+        yield
     except NotLowered as error:
-        return partial(_decline, str(error))
-    return partial(_take_over, serving, wish, ready, {"how": how, "built_s": round(monotonic() - begun_s, 2)})
+        _decline(str(error))
+    except Exception:  # whatever else a model's code or its graph leads to: it serves without a program
+        log.exception("step_program", state="off", why="it cannot be built")
 
 
 def _decline(why: str) -> None:
     log.warning("step_program", state="off", why=why)
 
 
+def _take_over_and_keep(
+    serving: Serving, wish: Wish, program: Program, keep: Callable[[], None], told: Mapping[str, object]
+) -> Callable[[], None] | None:
+    """Take over, and return what keeps the program for the next start: not before it has been checked."""
+    with _or_off():
+        _take_over(serving, wish, program, told)
+    return keep if serving.executor.has_program else None
+
+
 def _take_over(serving: Serving, wish: Wish, program: Program, told: Mapping[str, object]) -> None:
     begun_s = monotonic()
-    # weights of fewer bits differ by more than rounding: what they cost is measured elsewhere
-    probe = Probe(serving.model, wish.vocabulary, serving.path)
-    if wish.weights != "int8" and not probe.agrees(program):
-        _decline("it does not say what the model says")
-        return
+    if not Probe(serving.model, wish.vocabulary, serving.path).agrees(program, is_int8=wish.weights == "int8"):
+        raise NotLowered("it does not say what the model says")
     program.use(serving.attention)
     serving.executor.take_over(program)
     for weight in serving.model.parameters():  # what the program needs of them it holds; nothing else may

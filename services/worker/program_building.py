@@ -31,41 +31,63 @@ class Wish:
     vocabulary: int
 
 
-def assembled(program: Lowered, path: AttentionPath, wish: Wish) -> Program:
-    """Return a program for the kernel, its matrices packed, without pools yet. Raises NotLowered."""
+def require_kernel(path: AttentionPath, dtype: torch.dtype, wish: Wish) -> None:
+    """Raise NotLowered if no program can run here, whatever the model."""
     if not isinstance(path, KernelPath):
         raise NotLowered("there is no kernel")
-    library = path.library
-    library.program_run.argtypes = (ctypes.c_void_p,)
-    if library.program_init():
+    if path.library.program_init():
         raise NotLowered("this processor's matrix unit cannot be used")
-    kind = str(program.dtype).removeprefix("torch.")
-    if wish.weights == "int8":
-        kind = "int8" if kind == "bfloat16" else "int8 of " + kind
+    kind = _kind(dtype, wish)
     if kind not in KINDS:
         raise NotLowered(f"there is no kernel for numbers of type {kind}")
-    return Program(program, Assembler(Packer(library, kind)), library.program_run, wish.vocabulary)
 
 
-def kept(model: PreTrainedModel, wish: Wish) -> Lowered | None:
-    """Return the program of an earlier start: building the rest takes a second."""
-    tensors = _tensors(model)
-    return found(default_root(), content_of(model, tensors, wish.max_model_len), tensors)
+def _kind(dtype: torch.dtype, wish: Wish) -> str:
+    kind = str(dtype).removeprefix("torch.")
+    if wish.weights != "int8":
+        return kind
+    return "int8" if kind == "bfloat16" else f"int8 of {kind}"
 
 
-def made(model: PreTrainedModel, wish: Wish) -> Lowered:
-    """Lower a model, and keep its program for the next start. Raises NotLowered.
+def assembled(program: Lowered, path: AttentionPath, wish: Wish) -> Program:
+    """Return a program for the kernel, its matrices packed, without pools yet. Raises NotLowered."""
+    require_kernel(path, program.dtype, wish)
+    assert isinstance(path, KernelPath), "it is required above"  # noqa: S101 - for the type checker
+    library = path.library
+    library.program_run.argtypes = (ctypes.c_void_p,)
+    packer = Packer(library, _kind(program.dtype, wish))
+    return Program(program, Assembler(packer), library.program_run, wish.vocabulary)
 
-    May run beside the model's own steps: it reads weights and nothing else.
-    """
-    tensors = _tensors(model)
-    program = lowered(exported(twin_of(model), tensors), wish.max_model_len)
-    _require_worth(program)
-    try:
-        keep(default_root(), content_of(model, tensors, wish.max_model_len), program, tensors)
-    except StartupError as error:  # a cache that cannot be used costs this at each start
-        log.warning("program_not_kept", error=str(error))
-    return program
+
+class Source:
+    """A model, as what a program is made from."""
+
+    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
+        self._model = model
+        self._max_model_len = max_model_len
+        self._tensors = _tensors(model)
+        self._content = content_of(model, self._tensors, max_model_len)
+
+    def kept(self) -> Lowered | None:
+        """Return the program of an earlier start."""
+        return found(default_root(), self._content, self._tensors)
+
+    def made(self) -> Lowered:
+        """Lower the model. Raises NotLowered.
+
+        May run beside the model's own steps: stand-ins for weights go into a twin. While torch traces that, it routes
+        the calls of all modules through itself, those of the model that serves too, and lets them pass.
+        """
+        program = lowered(exported(twin_of(self._model), self._tensors), self._max_model_len)
+        _require_worth(program)
+        return program
+
+    def keep(self, program: Lowered) -> None:
+        """Keep a program for the next start. A cache that cannot be used costs its making at each."""
+        try:
+            keep(default_root(), self._content, program, self._tensors)
+        except StartupError as error:
+            log.warning("program_not_kept", error=str(error))
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:

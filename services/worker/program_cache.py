@@ -34,6 +34,7 @@ from services.worker.program_lowering import (
     What,
 )
 from services.worker.progress import Progress
+from shared.errors import StartupError
 
 _KINDS: dict[str, type[What]] = {
     kind.__name__: kind for kind in (Looked, Normed, Multiplied, Rotated, Attended, Picked, Added)
@@ -98,7 +99,10 @@ def keep(root: Path, content: str, program: Lowered, tensors: Tensors) -> None:
         made = staging / "program"
         made.mkdir()
         (made / _STEPS).write_text(json.dumps(told))
-        save_file(kept, made / _TENSORS)
+        try:
+            save_file(kept, made / _TENSORS)
+        except SafetensorError as error:  # what it says when the disk is full
+            raise StartupError(f"the program cannot be stored in {made}: {error}") from error
         cache.keep(made, origin=content, content=content)
 
 

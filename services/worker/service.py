@@ -63,18 +63,20 @@ async def serve_on(
             return
         workplace = Workplace(bus, loaded.executor, thread, hung_step, flush_s=flush_s)
         async with asyncio.TaskGroup() as tasks:
-            later = tasks.create_task(_do_later(loaded.later, thread))
+            later = tasks.create_task(_do_later(loaded.later, thread, stopping))
             await _live(workplace, loaded, settings.model_name, stopping)
             later.cancel()
 
 
-async def _do_later(later: Later | None, thread: StepThread) -> None:
+async def _do_later(later: Later | None, thread: StepThread, stopping: asyncio.Event) -> None:
     """Do what may be done beside the first steps, and its last part between two of them. Serving never ends by it."""
     if later is None:
         return
     try:
         finish = await aside(later, "later")
-        await thread.call(finish)
+        afterwards = None if stopping.is_set() else await thread.call(finish)
+        if afterwards is not None:
+            await aside(afterwards, "later")
     except Exception:  # what has been served until now goes on being served
         log.exception("step_program_failed")
 

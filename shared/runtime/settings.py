@@ -169,7 +169,8 @@ class WorkerSettings(Common):
         default="auto", description="auto: bfloat16 where the processor has it, else float32"
     )
     weights: Literal["model", "int8"] = Field(
-        default="model", description="int8 (of a model in bfloat16): matrices take and read half the memory"
+        default="model",
+        description="int8 (of a model in bfloat16): matrices take and read half the memory; implies --compile now",
     )
     compile: Literal["background", "now", "off"] = Field(
         default="background",
@@ -182,6 +183,14 @@ class WorkerSettings(Common):
     memory_share: PositiveInt = Field(default=1, description="workers that share this machine's memory")
     threads: PositiveInt | None = Field(default=None, description="threads of one step (default: all cores)")
     fake_step_ms: float = Field(default=0.0, ge=0, le=60_000, description="time that a step of the fake executor takes")
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if self.weights == "int8" and self.compile == "off":
+            raise ValueError("weights in int8 need the program: leave compile on")
+        if self.weights == "int8" and self.executor == "fake":
+            raise ValueError("the fake executor has no weights: leave weights away")
+        return self
 
 
 class HealthcheckSettings(Common):

@@ -95,7 +95,9 @@ class Draft:
             return False
         sibling = self.state.requests.get(request.shares_with)
         has_full_blocks = request.prompt_tokens > self.worker.pool.block_tokens
-        return has_full_blocks and sibling is not None and not sibling.has_drawn
+        if not has_full_blocks or sibling is None or sibling.has_drawn:
+            return False
+        return sibling.worker in {None, self.worker.id}  # what another worker computes is not found here
 
     def misses_more_than(self, tokens: int, request: Request) -> bool:
         """Return whether it would have to be fed more than so many before it samples, if it began here now."""

@@ -131,6 +131,14 @@ async def test_a_line_that_has_no_room_for_all_takes_none_of_them() -> None:
         assert await setting.client.metric('slipstream_requests_finished_total{reason="rejected"}') == 3
 
 
+async def test_more_answers_than_the_line_ever_holds_are_refused_by_name() -> None:
+    async with gateway(max_queue=4) as setting:
+        async with setting.client.complete(n=5) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["param"]) == (400, "n")
+        assert await setting.pool.nothing_more()
+
+
 async def test_a_client_that_leaves_cancels_all_of_its_answers() -> None:
     async with gateway() as setting, asyncio.TaskGroup() as tasks:
 

@@ -6,7 +6,7 @@ from shared.ids import EntryId, RequestId
 from shared.paging.reservation import KV_MANAGERS
 from shared.protocol.messages import Resident, ResultRow, StepPlan, StepResult, SubmitRequest
 from shared.scheduling.limits import Limits
-from tests.unit.leader_desk import Desk, W, make_desk, submission
+from tests.unit.leader_desk import W2, Desk, W, make_desk, submission
 
 PROMPT = 9  # two full blocks of four, and one token
 
@@ -103,3 +103,11 @@ def test_a_new_leader_knows_from_the_worker_that_the_prompt_has_been_computed() 
         desk.claim(residents=(Resident(sibling("r/0"), EntryId("1-0"), output, computed, table),))  # type: ignore[arg-type] # ids of blocks
         desk.submit(sibling("r/1"))
         assert ("r/1" in starts(desk.must_plan())) is not waits
+
+
+def test_what_another_worker_computes_is_not_waited_for() -> None:
+    desk = desk_with("r/0")
+    desk.must_plan()
+    desk.claim(W2)
+    desk.submit(sibling("r/1"))
+    assert starts(desk.must_plan(W2)) == {"r/1": 0}

@@ -23,6 +23,12 @@ def test_each_policy_has_its_own_kv_manager_unless_told_otherwise(policy: str, m
     assert SchedulerSettings.model_validate({"policy": policy, "kv": "paged"}).kv_manager == "paged"
 
 
+@pytest.mark.parametrize("other", [{"compile": "off"}, {"executor": "fake"}])
+def test_weights_in_int8_are_refused_where_they_would_change_nothing(other: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="weights"):
+        WorkerSettings.model_validate({"weights": "int8", **other})
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [

@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from services.worker.attention_torch import TorchPath
 from services.worker.executor import Draw, Row
 from services.worker.loading import fitted, servable_class
+from services.worker.probe import Probe
 from services.worker.program_adoption import Serving, adopt_kept, adopt_later, adopt_now
-from services.worker.program_building import Wish
+from services.worker.program_building import Source, Wish
+from services.worker.program_graph import NotLowered
 from services.worker.program_lowering import Added, Instruction, Lowered, Place, Value, values_of
 from services.worker.program_memory import lay_out
 from shared.errors import StartupError
@@ -150,7 +153,7 @@ def test_a_spoilt_program_is_made_anew(tmp_path: Path, name: str) -> None:
     assert second.executor.has_program
 
 
-def test_a_program_that_says_something_else_does_not_take_over() -> None:
+def test_a_program_that_says_something_else_does_not_take_over(tmp_path: Path) -> None:
     serving = serving_of(llama())
     take_over = adopt_later(serving, wish_of(serving))
     with torch.no_grad():
@@ -161,6 +164,39 @@ def test_a_program_that_says_something_else_does_not_take_over() -> None:
     assert (told["state"], told["why"]) == ("off", "it does not say what the model says")
     assert not serving.executor.has_program
     serving.executor.logits((row("a", 19, 9, 2),))  # and the model goes on
+    assert list(tmp_path.rglob("program.json")) == []  # the next start is not to trust it
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), NotLowered("its graph is strange")])
+def test_a_model_whose_program_cannot_be_built_serves_without_one(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_: Source) -> None:
+        raise error
+
+    monkeypatch.setattr(Source, "made", fail)
+    serving = serving_of(llama())
+    with structlog.testing.capture_logs() as logs:
+        adopt_now(serving, wish_of(serving))
+    assert [told["state"] for told in said(logs)] == ["off"]
+    assert not serving.executor.has_program
+    serving.executor.logits((row("a", 19, 9, 2),))
+
+
+def test_without_a_kernel_nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Source, "__init__", None)  # whoever calls it fails
+    serving = fitted(model_of(llama(), torch.float32), SETTINGS, TorchPath())
+    with structlog.testing.capture_logs() as logs:
+        adopt_later(serving, wish_of(serving))()
+    (told,) = said(logs)
+    assert (told["state"], told["why"]) == ("off", "there is no kernel")
+
+
+def test_int8_that_says_something_else_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Probe, "agrees", lambda *_, **__: False)
+    serving = serving_of(llama(), torch.bfloat16)
+    with pytest.raises(StartupError, match="int8 need the step program"):
+        adopt_now(serving, wish_of(serving, "int8"))
 
 
 def test_the_model_lets_go_of_its_weights() -> None:

@@ -1,12 +1,15 @@
 """A long computation beside the step thread and the event loop, that no exit has to wait for."""
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+_threads: list[threading.Thread] = []
 
 
 async def aside(function: Callable[[], _T], name: str) -> _T:
@@ -25,8 +28,21 @@ async def aside(function: Callable[[], _T], name: str) -> _T:
         else:
             _tell(loop, partial(_settle, done, done.set_result, result))
 
-    threading.Thread(target=work, name=name, daemon=True).start()
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    _threads[:] = [*filter(threading.Thread.is_alive, _threads), thread]
     return await done
+
+
+def leave_if_under_way() -> None:
+    """End the process at once, in good order, if a computation goes on that nobody awaits.
+
+    At a normal end Python would stop its thread in the middle of torch's code, which aborts the process then.
+    """
+    if any(thread.is_alive() for thread in _threads):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _settle(done: "asyncio.Future[Any]", settle: Callable[[Any], None], what: object) -> None:

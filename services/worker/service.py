@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import structlog
 
-from services.worker.aside import aside
+from services.worker.aside import aside, leave_if_under_way
 from services.worker.executor import Later, Loaded
 from services.worker.hung_step import HungStep
 from services.worker.life import FLUSH_S, Ended, Life, Workplace, leave
@@ -43,6 +43,7 @@ async def serve(settings: WorkerSettings, stopping: asyncio.Event) -> None:
         await serve_on(bus, settings, stopping)
     finally:
         await bus.close()
+    leave_if_under_way()
 
 
 async def serve_on(

@@ -143,7 +143,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _Body = TypeVar("_Body", bound=Struct)
 
 
-def read_body(kind: type[_Body], data: bytes) -> _Body:
+def read_body(kind: type[_Body], data: bytes | bytearray) -> _Body:
     """Return the body. Raises InvalidParameter that names the field."""
     try:
         plain = msgspec.json.decode(data)

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,7 +43,9 @@ class Desk:
     max_queue: int
     max_queued_tokens: int
     send_timeout_s: float
-    tokenising: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TOKENISED_AT_A_TIME))
+    _tokenising: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, TOKENISED_AT_A_TIME, "tokenise")
+    )
 
     async def take_in(self, body: ChatBody | CompletionBody, newcomer: Newcomer) -> Choices:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
@@ -52,8 +55,8 @@ class Desk:
             raise UnknownModel(f"the model {body.model[:256]!r} does not exist here", param="model")
         tokenizer = self.pool.serving(self.clock())
         # In a thread: a long prompt takes seconds, and the others' tokens must not wait for it.
-        async with self.tokenising:
-            prompts = await asyncio.to_thread(prompt_ids_of, body, tokenizer, self.pool.length_served)
+        loop = asyncio.get_running_loop()
+        prompts = await loop.run_in_executor(self._tokenising, prompt_ids_of, body, tokenizer, self.pool.length_served)
         fan_out = FanOut(body, newcomer, tokenizer, self.pool.length_served, secrets.randbits(63))
         choices = fan_out.choices(prompts)
         if len(choices.ongoings) > self.max_queue:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Literal
 
@@ -68,7 +69,7 @@ class TokenRoutes:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._door = Door(_AT_ONCE)
-        self._turn = asyncio.Semaphore(1)
+        self._thread = ThreadPoolExecutor(1, "token-routes")
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the tokens of a text or of a chat."""
@@ -92,8 +93,7 @@ class TokenRoutes:
         return self._desk.pool.serving(self._desk.clock())
 
     async def _in_turn(self, work: Callable[[], bytes]) -> web.Response:
-        async with self._turn:
-            return json_response(await asyncio.to_thread(work))
+        return json_response(await asyncio.get_running_loop().run_in_executor(self._thread, work))
 
 
 def _tokenized(body: TokenizeBody, tokenizer: ModelTokenizer, max_model_len: int) -> bytes:

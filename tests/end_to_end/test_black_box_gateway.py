@@ -302,6 +302,7 @@ BODIES = {
     "a million ids": b'{"model":"m","prompt":[' + b"1," * 999_990 + b"1]}",
     "a chat": b'{"model":"m","messages":[{"role":"user","content":"' + b"a " * (LARGE // 2) + b'"}]}',
     "many messages": b'{"model":"m","messages":[' + b'{"role":"user","content":"a"},' * 330_000 + b"1]}",
+    "as many messages as are read": b'{"model":"m","messages":[' + b'{"role":"user","content":"a"},' * 99_000 + b"1]}",
 }
 
 

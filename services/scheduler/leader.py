@@ -128,7 +128,7 @@ class Leader:
     def _apply_result(self, command: Command, result: StepResult, now_s: float) -> None:
         view = self.planner.state.workers[command.worker]
         command.times.learn(view.in_flight[0], result.step_s)
-        command.answered(now_s)
+        command.answered(result, now_s)
         for row in result.rows:
             self.outbox.settle(self.line.known.settled(row.request, row.attempt))
             self.line.known.append(row.request, row.attempt, row.token_ids)  # before the blocks are named by it

@@ -12,7 +12,7 @@ The ledger still takes every plan in its turn: what was begun ahead must be what
 
 import asyncio
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import structlog
@@ -120,7 +120,7 @@ class Executing:
             case ClaimWorker() as claim:
                 await self._claimed(read.entry, claim)
             case StepPlan() as plan:
-                await self._planned(read.entry, plan)
+                await self._planned(read, plan)
             case ProtocolError() as error:
                 await self.outbox.put(Answer(read.entry, unreadable=str(error)))
 
@@ -130,39 +130,40 @@ class Executing:
         log.info("worker_claimed", worker=self.worker, epoch=state.epoch, **told)
         await self._answer(entry, state)
 
-    async def _planned(self, entry: Entry, plan: StepPlan) -> None:
+    async def _planned(self, read: Read, plan: StepPlan) -> None:
         begun, self._ahead = self._ahead, None
         accepted = self.ledger.accept(plan)
         if begun is not None and not isinstance(accepted, Accepted):
             raise RuntimeError(f"step {plan.step} was begun ahead of its turn, in which its plan is not accepted")
         match accepted:
             case Accepted():
-                await self._step(entry, accepted, begun)
+                await self._step(read, accepted, begun)
             case Repeated():
                 self.counts.repeats += 1
                 log.debug("plan_repeated", worker=self.worker, epoch=plan.epoch, step=plan.step)
-                await self.outbox.put(Answer(entry))
+                await self.outbox.put(Answer(read.entry))
             case Refused():
                 self.counts.refused += 1
                 log.error("plan_refused", worker=self.worker, epoch=plan.epoch, step=plan.step, why=accepted.why)
-                await self._answer(entry, accepted.answer)
+                await self._answer(read.entry, accepted.answer)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    async def _step(self, entry: Entry, accepted: Accepted, begun: Begun | None) -> None:
+    async def _step(self, read: Read, accepted: Accepted, begun: Begun | None) -> None:
         try:
             ran = await self._run(accepted, begun)
         except Exception as error:  # whatever a step raises ends this life, and is told
             log.exception("step_failed", worker=self.worker, epoch=accepted.epoch, step=accepted.step)
             text = f"{type(error).__name__}: {error}"
-            await self._answer(entry, StepFailed(accepted.epoch, accepted.step, text[:_ERROR_CHARACTERS]))
+            await self._answer(read.entry, StepFailed(accepted.epoch, accepted.step, text[:_ERROR_CHARACTERS]))
             raise StepFailure from error
         settled = self.ledger.settle(accepted, ran.outcomes)
-        result = StepResult(accepted.epoch, accepted.step, ran.step_s, tuple(settled.rows))
+        waited_s = None if ran.begun_s is None else ran.begun_s - read.at_s
+        result = StepResult(accepted.epoch, accepted.step, ran.step_s, tuple(settled.rows), waited_s)
         batches = self.ledger.token_batches(settled)
         # tokens before the result: final tokens stand before the list that no longer names their request
         tokens = tuple(Write(names.tokens(gateway), encode(batch)) for gateway, batch in batches.items())
-        await self.outbox.put(Answer(entry, (*tokens, Write(names.results(self.worker), encode(result)))))
+        await self.outbox.put(Answer(read.entry, (*tokens, Write(names.results(self.worker), encode(result)))))
         self._log_step(accepted, settled, ran)
 
     async def _run(self, accepted: Accepted, begun: Begun | None) -> Ran:
@@ -176,7 +177,7 @@ class Executing:
         ran = await self._ended(begun)
         drawing = drawing_of(begun.batch)
         drawn = (ran.outcomes[drawing[row.request]] for row in accepted.batch if row.draw is not None)
-        return Ran(tuple(drawn), ran.step_s, ran.idle_s)
+        return replace(ran, outcomes=tuple(drawn))
 
     async def _ended(self, begun: Begun) -> Ran:
         """Return what a step came to when it has ended, having begun the next one behind it if that could be."""

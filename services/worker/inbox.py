@@ -11,10 +11,11 @@ from shared.protocol.messages import ClaimWorker, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An entry with what it says, or why that is not for a worker."""
+    """An entry with what it says, or why that is not for a worker, and when it was read."""
 
     entry: Entry
     message: ClaimWorker | StepPlan | ProtocolError
+    at_s: float
 
 
 class Inbox:

@@ -53,6 +53,7 @@ class Life:
 
     def __init__(self, workplace: Workplace, part: Part, ledger: Ledger) -> None:
         self._bus = workplace.bus
+        self._clock = workplace.thread.clock
         self._flush_s = workplace.flush_s
         self._part = part
         self._plans, self._results = part.streams
@@ -91,7 +92,7 @@ class Life:
             reading = partial(self._bus.read, {self._plans: cursor}, block_s=_READ_BLOCK_S)
             entries = await patiently(reading, "plans_not_read")
             for entry in entries:
-                await self._inbox.put(Read(entry, self._readable(entry)))
+                await self._inbox.put(Read(entry, self._readable(entry), self._clock()))
                 cursor = entry.id
 
     async def _close_inbox(self, stopping: asyncio.Event, reading: asyncio.Task[None]) -> None:

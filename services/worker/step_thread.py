@@ -22,6 +22,8 @@ class Ran:
     step_s: float
     idle_s: float = 0.0
     """How long the thread had no step to run before this one."""
+    begun_s: float | None = None
+    """When it began, by the thread's clock; None if there was nothing to compute."""
 
 
 RunningStep = Future[Ran]
@@ -32,7 +34,7 @@ class StepThread:
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
-        self._clock = clock
+        self.clock = clock
         self._ended_s = clock()
 
     async def call(self, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
@@ -48,10 +50,10 @@ class StepThread:
 
     def _run(self, step: Step, before: RunningStep | None) -> Ran:
         drawn = () if before is None else before.result(timeout=0).outcomes
-        begun_s, ended_s = self._clock(), self._ended_s
+        begun_s, ended_s = self.clock(), self._ended_s
         outcomes = step(drawn)
-        self._ended_s = self._clock()
-        return Ran(outcomes, self._ended_s - begun_s, begun_s - ended_s)
+        self._ended_s = self.clock()
+        return Ran(outcomes, self._ended_s - begun_s, begun_s - ended_s, begun_s)
 
     def __enter__(self) -> Self:
         return self

@@ -192,6 +192,8 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result/1"):
     step: int
     step_s: float
     rows: tuple[ResultRow, ...] = ()
+    waited_s: float | None = None
+    """How long the plan had been read when its step began; None if nothing was computed."""
 
 
 class StepFailed(Struct, frozen=True, array_like=True, tag="step-failed/1"):

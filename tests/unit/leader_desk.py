@@ -47,6 +47,8 @@ class Desk:
     now_s: float = 100.0
     settled: list[str] = field(default_factory=list)
     entries: int = 0
+    waited_s: float | None = None
+    """What workers say of how long a plan lay there."""
 
     def said(self, stream: str, kind: type[M]) -> list[M]:
         write = self.leader.outbox.take()
@@ -93,7 +95,7 @@ class Desk:
 
     def answer(self, plan: StepPlan, finish: Finish | None = None, worker: WorkerId = W, attempt: int = 1) -> None:
         rows = tuple(ResultRow(slice_.request, attempt, (7,), finish) for slice_ in plan.slices)
-        self.leader.hear(worker, StepResult(plan.epoch, plan.step, 0.01, rows), self.now_s)
+        self.leader.hear(worker, StepResult(plan.epoch, plan.step, 0.01, rows, self.waited_s), self.now_s)
 
     def held(self, read_to: str | None = "99-0") -> Held:
         self.leader.say_held({G}, EntryId(read_to) if read_to else None)

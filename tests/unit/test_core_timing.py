@@ -1,5 +1,7 @@
 """When the next plan is made: learnt step times and the moment that follows from them, by hand-computed numbers."""
 
+import math
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -8,7 +10,7 @@ from shared.ids import RequestId, WorkerId
 from shared.paging.pool import BlockPool
 from shared.scheduling.state import WorkerView
 from shared.scheduling.step import Slice, Step
-from shared.scheduling.timing import MARGIN_S, StepTimes, plan_at
+from shared.scheduling.timing import ENOUGH_S, MARGIN_S, StepTimes, plan_at
 
 
 def step(tokens: int) -> Step:
@@ -69,3 +71,34 @@ def test_all_plans_but_the_last_are_made_at_once(depth: int, in_flight: list[int
     times.learn(step(16), 0.200)
     due = plan_at(view([step(tokens) for tokens in in_flight]), depth, times, 7.0)
     assert due == (moment if moment is None else pytest.approx(moment))
+
+
+def test_a_plan_that_came_late_moves_the_next_one_a_millisecond_forward_and_fifty_in_time_move_it_back() -> None:
+    times = StepTimes()
+    times.learn(step(4), 0.100)
+    times.learn_margin(ENOUGH_S / 2)
+    due = plan_at(view([step(4)]), 2, times, 7.0)
+    assert due == pytest.approx(7.0 + 0.100 - MARGIN_S - 0.001)
+    for _ in range(50):
+        times.learn_margin(ENOUGH_S)
+    assert plan_at(view([step(4)]), 2, times, 7.0) == pytest.approx(7.0 + 0.100 - MARGIN_S)
+
+
+def test_the_margin_settles_where_one_plan_in_fifty_is_late() -> None:
+    draw = random.Random(7)
+    times = StepTimes()
+    late = 0
+    for number in range(20_000):
+        waited_s = times.margin_s - draw.expovariate(1 / 0.002)  # what lies between a leader's clock and the worker
+        late += number >= 10_000 and waited_s < ENOUGH_S
+        times.learn_margin(waited_s)
+    assert late / 10_000 == pytest.approx(1 / 51, rel=0.1)
+    assert times.margin_s == pytest.approx(ENOUGH_S + 0.002 * math.log(51), rel=0.2)
+
+
+@pytest.mark.parametrize(("waited_s", "margin_s"), [(0.0, 0.05), (1.0, ENOUGH_S)])
+def test_the_margin_has_bounds(waited_s: float, margin_s: float) -> None:
+    times = StepTimes()
+    for _ in range(1000):
+        times.learn_margin(waited_s)
+    assert times.margin_s == margin_s

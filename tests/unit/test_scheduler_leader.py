@@ -368,6 +368,23 @@ def test_the_second_plan_is_made_shortly_before_the_running_step_is_expected_to_
     assert desk.leader.next_plan_at() is None
 
 
+def test_a_plan_made_ahead_that_came_late_lets_the_next_one_be_made_sooner() -> None:
+    desk = make_desk(depth=2)
+    desk.claim()
+    desk.submit(submission("first", max_tokens=9))
+    desk.waited_s = 0.0
+    for _ in range(2):
+        desk.answer(desk.must_plan())  # nothing ran when they were made: they could not have come sooner
+    running = desk.must_plan()
+    assert desk.leader.next_plan_at() == pytest.approx(desk.now_s + 0.010 - 0.005)
+    desk.now_s += 0.006
+    behind = desk.must_plan()
+    desk.answer(running)
+    desk.answer(behind)
+    desk.must_plan()
+    assert desk.leader.next_plan_at() == pytest.approx(desk.now_s + 0.010 - 0.006)
+
+
 @pytest.mark.parametrize("older_first", [True, False])
 def test_of_two_attempts_on_two_workers_the_later_one_goes_on(desk: Desk, *, older_first: bool) -> None:
     older = Resident(submission(attempt=1, prompt=6, max_tokens=9), EntryId("1-0"), (), 4, (BlockId(0), BlockId(1)))

@@ -13,7 +13,7 @@ WITHIN_S = 5.0
 
 
 def read(number: int) -> Read:
-    return Read(Entry("plans", EntryId(f"{number}-0"), b""), ClaimWorker(str(number)))
+    return Read(Entry("plans", EntryId(f"{number}-0"), b""), ClaimWorker(str(number)), float(number))
 
 
 async def test_the_head_is_looked_at_before_it_is_taken_and_order_is_kept() -> None:

@@ -46,6 +46,7 @@ from shared.protocol.messages import (
     TokenizerFiles,
     WorkerState,
 )
+from shared.runtime.clock import monotonic
 from shared.runtime.part import wait_for_bus
 from shared.runtime.settings import WorkerSettings
 
@@ -368,10 +369,15 @@ async def test_the_next_plan_is_laid_out_while_a_step_runs_and_awaits_its_token(
         await laid_out(leader, 2)
         assert [row.awaits for row in leader.executor.prepared[1]] == [0]
         assert leader.executor.executed == 1
+        laid_out_s = monotonic()
+        await asyncio.sleep(0)
+        held_s = monotonic() - laid_out_s
         leader.executor.released.set()
         context = list(PROMPT)
         for step in (1, 2, 3):
             result = await leader.answer(worker, StepResult)
+            assert result.waited_s is not None
+            assert result.waited_s >= (held_s if step > 1 else 0)
             context.append(fake_next_token(context))
             assert (result.step, result.rows[0].token_ids) == (step, (context[-1],))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from services.gateway.asked import answers_each, told_logprobs
+from services.gateway.asked_tools import tool_use_of
 from services.gateway.bodies import ChatBody, CompletionBody, GenerationBody
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter
@@ -18,7 +19,7 @@ _ID_DIGITS = 10
 
 def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, drawn_seed: int) -> Sampling:
     """Return how tokens are drawn. Raises InvalidParameter for tokens that the vocabulary does not have."""
-    defaults = tokenizer.defaults
+    defaults, tools = tokenizer.defaults, tool_use_of(body, tokenizer)
     return Sampling(
         temperature=_given(body.temperature, defaults.temperature),
         top_p=_given(body.top_p, defaults.top_p),
@@ -32,6 +33,7 @@ def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, draw
         biases=_biases(body, tokenizer.vocabulary),
         stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
         logprobs=_needed_logprobs(body),
+        grammar="" if tools is None else tools.grammar(tokenizer.marker_ids),
     )
 
 

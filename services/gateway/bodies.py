@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from services.gateway.tool_bodies import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from shared.errors import InvalidParameter
 
 MAX_NAME_CHARACTERS = 64
@@ -21,6 +22,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 Tokens = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Priority = Annotated[int, Meta(ge=-100, le=100)]
+MAX_TIMEOUT_S = 3600.0
+Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -64,6 +67,8 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    timeout: Timeout | None = None
+    """Seconds from the arrival of the request after which nobody waits for its answer any more."""
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -79,11 +84,24 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    """One turn of a chat."""
+    """One turn of a chat. All have content but an assistant that called tools; their results name the call."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what depends on the role. Raises ValueError, in msgspec's own words, which name the field."""
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError("Object contains unknown field `tool_calls`")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("Object contains unknown field `tool_call_id`")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("Object missing required field `content`")
+        if self.tool_call_id is None and self.role == "tool":
+            raise ValueError("Object missing required field `tool_call_id`")
 
 
 class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +111,11 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Tokens | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What the model's chat template is told beside the chat."""
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
@@ -109,6 +132,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),

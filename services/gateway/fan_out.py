@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from services.gateway.answer import NOBODY, Answer, Wanted
 from services.gateway.asked import Prompts, answers_each, check_least, limits_of, stops_of, told_logprobs
 from services.gateway.asked_sampling import sampling_of, sampling_of_choice
+from services.gateway.asked_tools import ToolUse, tool_use_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices
+from services.gateway.deadlines import Deadline
 from services.gateway.ongoing import Ongoing
 from services.gateway.tenants import Tenant
 from services.gateway.tokenizer import AnswerText, ModelTokenizer
 from services.gateway.told import Telling
+from services.gateway.tool_calls import CallParser
+from services.gateway.tool_reading import Reading
 from shared.ids import RequestId
 from shared.protocol.messages import Sampling
 
@@ -45,7 +49,13 @@ class FanOut:
                 number = len(wanted) if len(prompts) * each > 1 else None
                 wanted.append(self._wanted(prompt_ids, sampling_of_choice(sampling, choice), number, first))
                 first = first or wanted[-1].request
-        return Choices(self.newcomer.request, [self._ongoing(one) for one in wanted], n=self.body.n, each=each)
+        tools, deadline = tool_use_of(self.body, self.tokenizer), self._deadline()
+        ongoings = [self._ongoing(one, tools, deadline) for one in wanted]
+        return Choices(self.newcomer.request, ongoings, n=self.body.n, each=each)
+
+    def _deadline(self) -> Deadline | None:
+        timeout_s = self.body.timeout
+        return None if timeout_s is None else Deadline(self.newcomer.started_s + timeout_s, timeout_s)
 
     def _wanted(self, prompt_ids: tuple[int, ...], sampling: Sampling, number: int | None, first: RequestId) -> Wanted:
         body, request = self.body, self.newcomer.request
@@ -64,7 +74,12 @@ class FanOut:
             shares_with=first,
         )
 
-    def _ongoing(self, wanted: Wanted) -> Ongoing:
-        text = AnswerText(self.tokenizer.detokenizer(), stops_of(self.body), min_tokens=self.body.min_tokens)
+    def _ongoing(self, wanted: Wanted, tools: ToolUse | None, deadline: Deadline | None) -> Ongoing:
+        detokenizer = self.tokenizer.detokenizer(keeps_marks=tools is not None)
+        text = AnswerText(detokenizer, stops_of(self.body), min_tokens=self.body.min_tokens)
         telling = None if told_logprobs(self.body) is None else Telling(self.tokenizer.texts)
-        return Ongoing(Answer(wanted), text, started_s=self.newcomer.started_s, telling=telling)
+        ongoing = Ongoing(Answer(wanted), text, started_s=self.newcomer.started_s, telling=telling)
+        ongoing.deadline = deadline
+        if tools is not None:
+            ongoing.reading = Reading(CallParser(tools.layout, tools.names, most=tools.most), tools.layout)
+        return ongoing

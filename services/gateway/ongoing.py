@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.gateway.answer import Accepted, Answer, Lost
+from services.gateway.deadlines import Deadline
 from services.gateway.tokenizer import AnswerText
 from services.gateway.told import Telling, Told
+from services.gateway.tool_reading import Reading, ToldCall
 from shared.errors import GenerationFailed, ServingError
 from shared.ids import WorkerId
 from shared.protocol.messages import Finish, Logprobs, TokenRow
@@ -21,10 +23,11 @@ class News:
 
     text: str
     completion_tokens: int
-    finish: Ended | None
+    finish: Ended | Literal["tool_calls"] | None
     error: ServingError | None
     told: tuple[Told, ...] = ()
     """Tokens with their logprobs, if the answer tells any."""
+    calls: tuple[ToldCall, ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -46,6 +49,10 @@ class Ongoing:
         self.first_token_s: float | None = None
         self.bell = asyncio.Event()
         """Rings when there is news; several answers may share one."""
+        self.deadline: Deadline | None = None
+        """When nobody waits any more; all answers to a request share one."""
+        self.reading: Reading | None = None
+        """How calls of tools are told from content, if tools may be called."""
         self._text = text
         self._telling = telling
         self._unread = ""
@@ -64,6 +71,8 @@ class Ongoing:
             return heard
         if heard.token_ids and self.first_token_s is None:
             self.first_token_s = now_s
+            if self.deadline is not None:
+                self.deadline.has_begun = True
         self._append(heard)
         return heard
 
@@ -90,7 +99,13 @@ class Ongoing:
         self._has_news = False
         text, self._unread = self._unread, ""
         told, self._untold = tuple(self._untold), []
-        return News(text, self.completion_tokens, self.finish, self.error, told)
+        if self.reading is None:
+            return News(text, self.completion_tokens, self.finish, self.error, told)
+        content, calls = self.reading.read(text, is_over=self.finish is not None)
+        # one that was cut off may end in a call that is not whole, and has to say so
+        is_called = self.finish == "stop" and self.reading.has_calls
+        finish = "tool_calls" if is_called else self.finish
+        return News(content, self.completion_tokens, finish, self.error, told, calls)
 
     async def news(self) -> News:
         """Wait for something to tell, and return all of it. The caller bounds the wait."""

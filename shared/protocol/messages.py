@@ -51,6 +51,8 @@ class Sampling(Struct, frozen=True, array_like=True):
     """Tokens that end the answer beside the model's own, even if those are ignored."""
     logprobs: Count | None = None
     """How many of the likeliest tokens are told, with their logprobs, beside the one drawn; None: nothing is."""
+    grammar: str = ""
+    """What the whole answer has to follow, in llguidance's serialized form; empty: nothing."""
 
 
 class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):

@@ -27,7 +27,7 @@ class NamedSchema(Struct, forbid_unknown_fields=True):
     name: str
     schema: dict[str, Any] | None = None
     description: str | None = None
-    strict: bool = False
+    strict: bool | None = None
 
 
 class SchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):

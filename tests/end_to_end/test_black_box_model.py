@@ -31,10 +31,12 @@ BLOCK, POOL_BLOCKS, CONTEXT, BUDGET = 16, 382, 1024, 256
 @pytest.fixture(scope="module")
 def up(model_folder: Path) -> Iterator[Up]:
     assert model_folder.is_dir()  # fetched and converted, so that this start is a second one
-    sizes = ("--kv-tokens", str(POOL_BLOCKS * BLOCK), "--max-model-len", str(CONTEXT))
-    sizes += ("--max-num-batched-tokens", str(BUDGET), "--max-num-seqs", "64")
-    flags = ("--dtype", "float32", "--compile", "now", "--log-level", "debug")
-    with TemporaryDirectory() as folder, slipstream_up(Path(folder), *sizes, *flags) as running:
+    flags = (
+        *("--kv-tokens", str(POOL_BLOCKS * BLOCK), "--max-model-len", str(CONTEXT)),
+        *("--max-num-batched-tokens", str(BUDGET), "--max-num-seqs", "64"),
+        *("--dtype", "float32", "--compile", "now", "--log-level", "debug"),
+    )
+    with TemporaryDirectory() as folder, slipstream_up(Path(folder), *flags) as running:
         yield running.until_ready(within_s=180)
 
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from services.gateway.asked import answers_each, told_logprobs
 from services.gateway.asked_tools import tool_use_of
 from services.gateway.bodies import ChatBody, CompletionBody, GenerationBody
-from services.gateway.grammars import format_grammar
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Bias, Sampling
@@ -34,19 +33,8 @@ def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, draw
         biases=_biases(body, tokenizer.vocabulary),
         stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
         logprobs=_needed_logprobs(body),
-        grammar=_grammar(body, None if tools is None else tools.grammar(tokenizer.marker_ids)),
+        grammar="" if tools is None else tools.grammar(tokenizer.marker_ids),
     )
-
-
-def _grammar(body: GenerationBody, of_tools: str | None) -> str:
-    """Return what the answer has to follow. Raises InvalidParameter if that cannot be told, or cannot be had."""
-    wanted = format_grammar(body.response_format)
-    if wanted and of_tools is not None:
-        raise InvalidParameter("response_format: not together with tools that may be called", param="response_format")
-    grammar = wanted or of_tools or ""
-    if grammar and body.ignore_eos:
-        raise InvalidParameter("ignore_eos: an answer that follows a grammar ends with it", param="ignore_eos")
-    return grammar
 
 
 def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:

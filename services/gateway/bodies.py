@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from services.gateway.grammars import ResponseFormat
 from services.gateway.tool_bodies import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from shared.errors import InvalidParameter
 
@@ -63,7 +62,6 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool = False
     priority: Priority = 0
     """Smaller is more urgent, as in vLLM. Taken whatever the pool's queue order: only ``priority`` heeds it."""
-    response_format: ResponseFormat | None = None
     cache_salt: Salt | None = None
     """Only requests with the same salt share blocks of the prefix cache."""
     stream: bool = False
@@ -150,6 +148,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from services.gateway.tool_calls import Layout
 
-COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """As models write JSON: free white space is where small ones lose themselves."""
 _NONE = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -81,4 +81,4 @@ def _text(text: str) -> str:
 
 def _schema(parameters: Mapping[str, Any] | None) -> str:
     schema = _NONE if parameters is None else parameters
-    return json.dumps({"type": "object", **schema, "x-guidance": COMPACT})
+    return json.dumps({"type": "object", **schema, "x-guidance": _COMPACT})

@@ -12,9 +12,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.executor import Batch, Draw, DrawFailed, Drawn, Loaded, Outcome, Row, Step, known_ids
+from services.worker.executor import Batch, Draw, Drawn, Loaded, Outcome, Row, Step, known_ids
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
-from services.worker.grammars import Allowed, Grammars
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.progress import Progress
 from shared.errors import StartupError
@@ -45,7 +44,7 @@ class WrongBlock(Exception):
 class FakeExecutor:
     """A pool of (token, position) and a hash instead of a model, which is always certain of its token.
 
-    Sampling parameters change nothing, but that no answer ends before its least length and that it follows its grammar.
+    Sampling parameters change nothing, but that no answer ends before its least length.
     """
 
     vocabulary = VOCABULARY
@@ -57,7 +56,6 @@ class FakeExecutor:
         self._step_s = step_s
         self._clock = clock
         self._sleep = sleep
-        self._grammars = Grammars(fake_tokenizer_files(), VOCABULARY)
         self.forget()
 
     def forget(self) -> None:
@@ -80,9 +78,7 @@ class FakeExecutor:
         for row, of_row in zip(batch, slots, strict=True):
             self._tokens[of_row[row.start :]] = known_ids(row, before)
             self._positions[of_row[row.start :]] = range(row.start, row.end)
-        drawing = [(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.draw]
-        allowed = self._grammars.allowed([row.draw for row, _ in drawing if row.draw])
-        outcomes = tuple(self._next(row, of_row, allowed.get(place)) for place, (row, of_row) in enumerate(drawing))
+        outcomes = tuple(self._next(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.draw)
         self._sleep_until(begun_s + self._step_s)
         return outcomes
 
@@ -91,15 +87,13 @@ class FakeExecutor:
         slots = table[:, None] * self.size.block_tokens + np.arange(self.size.block_tokens)
         return slots.reshape(-1)[: row.end]
 
-    def _next(self, row: Row, slots: _Slots, allowed: Allowed | DrawFailed | None) -> Outcome:
+    def _next(self, row: Row, slots: _Slots) -> Outcome:
         found = self._positions[slots]
         wrong = np.flatnonzero(found != np.arange(row.end))
         if wrong.size:
             at = int(wrong[0])
             raise WrongBlock(f"request {row.request}: position {at} reads back position {int(found[at])}")
-        if isinstance(allowed, DrawFailed):
-            return allowed
-        token = _allowed(fake_next_token(self._tokens[slots]), allowed)
+        token = fake_next_token(self._tokens[slots])
         return token if row.draw is None else _drawn(token, row.draw)
 
     def _sleep_until(self, end_s: float) -> None:
@@ -108,18 +102,9 @@ class FakeExecutor:
             self._sleep(left_s)
 
 
-def _allowed(token: int, allowed: Allowed | None) -> int:
-    """Return a token, or if a grammar forbids it another that depends on it."""
-    if allowed is None or allowed[token]:
-        return token
-    others = np.flatnonzero(allowed)
-    return int(others[token % len(others)])
-
-
 def _drawn(token: int, draw: Draw) -> Outcome:
-    history = None if draw.sampling.grammar else draw.history
-    if history is not None and history.output_tokens < draw.sampling.min_tokens:
-        token = token if token not in history.ending_ids else _FIRST_PRINTABLE
+    if draw.history is not None and draw.history.output_tokens < draw.sampling.min_tokens:
+        token = token if token not in draw.history.ending_ids else _FIRST_PRINTABLE
     if draw.sampling.logprobs is None:
         return token
     return Drawn(token, Logprobs(0.0, (Ranked(token, 0.0),)[: draw.sampling.logprobs]))

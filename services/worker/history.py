@@ -29,10 +29,6 @@ class History:
         """Tokens of the output so far."""
         return len(self._output_ids)
 
-    def output_since(self, first: int) -> list[int]:
-        """Return the tokens of the output from a place on."""
-        return list(self._output_ids[first:])
-
     def seen(self) -> tuple[_Ids, npt.NDArray[np.float32]]:
         """Return every token seen, once, and how often the output has it: 0 for one of the prompt alone."""
         for token_id in self._output_ids[self._counted :]:
@@ -58,7 +54,7 @@ def penalises(sampling: Sampling) -> bool:
 def history_of(submit: SubmitRequest, output_ids: Sequence[int], eos_ids: Iterable[int]) -> History | None:
     """Return the history of a request that others append output to; None if no draw of it depends on one."""
     sampling = submit.sampling
-    if not penalises(sampling) and not sampling.min_tokens and not sampling.grammar:
+    if not penalises(sampling) and not sampling.min_tokens:
         return None
     # only a repetition penalty looks at the prompt
     prompt_ids = submit.prompt_ids if sampling.repetition_penalty != 1 else ()

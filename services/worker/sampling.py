@@ -4,14 +4,12 @@ One uniform number per (seed, position) and the inverse of the cumulative distri
 position that is computed again draws with the same number (DESIGN §4).
 """
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from services.worker.executor import Draw, DrawFailed, Outcome
-from services.worker.grammars import Allowed
 from services.worker.sampling_adjust import adjusted, is_adjusted
 from services.worker.sampling_chunks import Chunks
 from services.worker.sampling_logprobs import with_logprobs
@@ -20,13 +18,8 @@ from services.worker.sampling_random import draw_random
 _NOT_FINITE = DrawFailed("logits that are not finite")
 
 
-def draw_tokens(
-    logits: torch.Tensor, draws: Sequence[Draw], allowed: Mapping[int, Allowed | DrawFailed] = MappingProxyType({})
-) -> tuple[Outcome, ...]:
-    """Return one token for each row of ``[rows, vocabulary]``; a row without finite logits fails alone.
-
-    ``allowed`` says, by row, what a grammar lets come next, or why its row fails.
-    """
+def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[Outcome, ...]:
+    """Return one token for each row of ``[rows, vocabulary]``; a row without finite logits fails alone."""
     logits = logits.float()
     chunks = Chunks(logits)
     changed = [index for index, draw in enumerate(draws) if is_adjusted(draw)]
@@ -34,20 +27,12 @@ def draw_tokens(
     drawn = dict(zip(plain, _draw(chunks, plain, [draws[index] for index in plain]), strict=True))
     if changed:
         asked = [draws[index] for index in changed]
-        masks = [_mask(allowed.get(index)) for index in changed]
-        copies = Chunks(adjusted(logits[changed], asked, masks))
+        copies = Chunks(adjusted(logits[changed], asked))
         drawn |= zip(changed, _draw(copies, range(len(changed)), asked), strict=True)
     tokens = [drawn[index] for index in range(len(draws))]
     outcomes: list[Outcome] = [_NOT_FINITE if token is None else token for token in tokens]
-    for index, failed in allowed.items():
-        if isinstance(failed, DrawFailed):
-            outcomes[index] = failed
     _tell_logprobs(chunks, draws, outcomes)
     return tuple(outcomes)
-
-
-def _mask(allowed: Allowed | DrawFailed | None) -> Allowed | None:
-    return None if isinstance(allowed, DrawFailed) else allowed
 
 
 def _draw(chunks: Chunks, rows: Sequence[int], draws: Sequence[Draw]) -> list[int | None]:

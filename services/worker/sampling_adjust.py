@@ -1,4 +1,4 @@
-"""What changes the logits of a row before anything is drawn: grammars, bans, biases, penalties. In vLLM's order.
+"""What changes the logits of a row before anything is drawn: bans, biases, penalties. In vLLM's order.
 
 Each touches few of a row's logits: those that are named, or that were seen. Only rows that ask for it are copied.
 """
@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from services.worker.executor import Draw
-from services.worker.grammars import Allowed
 from services.worker.history import History, penalises
 from shared.protocol.messages import Sampling
 
@@ -19,26 +18,22 @@ _Row = npt.NDArray[np.float32]
 
 def is_adjusted(draw: Draw) -> bool:
     """Return whether this draw is not from the model's own logits."""
-    if draw.sampling.biases or draw.sampling.grammar:
+    if draw.sampling.biases:
         return True
     return draw.history is not None and (penalises(draw.sampling) or _may_not_end(draw.sampling, draw.history))
 
 
-def adjusted(logits: torch.Tensor, draws: Sequence[Draw], allowed: Sequence[Allowed | None]) -> torch.Tensor:
+def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """Change ``[rows, vocabulary]`` in place, one row for each draw, and return it."""
-    for row, draw, may_come in zip(logits.numpy(), draws, allowed, strict=True):
-        if may_come is not None:
-            row[~may_come] = -np.inf
-        _adjust(row, draw, may_come)
+    for row, draw in zip(logits.numpy(), draws, strict=True):
+        _adjust(row, draw)
     return logits
 
 
-def _adjust(row: _Row, draw: Draw, allowed: Allowed | None) -> None:
+def _adjust(row: _Row, draw: Draw) -> None:
     sampling, history = draw.sampling, draw.history
     if history is not None and _may_not_end(sampling, history):
-        ends = history.ending_ids[history.ending_ids < len(row)]
-        if allowed is None or allowed.sum() > allowed[ends].sum():  # a grammar that has come to its end wins
-            row[ends] = -np.inf
+        row[history.ending_ids[history.ending_ids < len(row)]] = -np.inf
     for bias in sampling.biases:
         row[bias.token_id] += np.float32(bias.bias)
     if history is not None and penalises(sampling):

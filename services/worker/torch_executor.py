@@ -11,7 +11,6 @@ import torch
 
 from services.worker.attention_path import StepView
 from services.worker.executor import Batch, Draw, Outcome, Step, token_of
-from services.worker.grammars import Grammars, allowed_by
 from services.worker.paged_attention import PagedAttention
 from services.worker.program import Program
 from services.worker.sampling import draw_tokens
@@ -36,7 +35,6 @@ class TorchExecutor:
         self._model: CausalModel | None = model
         self._attention = attention
         self._program: Program | None = None
-        self._grammars: Grammars | None = None
         self.size = size
         self.vocabulary = vocabulary
 
@@ -54,10 +52,6 @@ class TorchExecutor:
         """Run steps as a program from now on; the model is let go. Between two steps only."""
         self._program, self._model = program, None
 
-    def follow(self, grammars: Grammars) -> None:
-        """Follow grammars from now on; without them a request that has one fails."""
-        self._grammars = grammars
-
     def forget(self) -> None:
         """Do nothing: a slot is always written before a row that owns it reads it."""
 
@@ -68,16 +62,13 @@ class TorchExecutor:
     def prepare(self, batch: Batch) -> Step:
         """Lay out all that does not depend on the step before: what depends is a handful of token ids."""
         prepared = Prepared.of(batch, self.size.block_tokens)
-        if self._grammars is not None:
-            self._grammars.begin(prepared.draws)
         return partial(self._run, prepared)
 
     def _run(self, prepared: "Prepared", before: Sequence[Outcome]) -> tuple[Outcome, ...]:
         """Run one step and draw the tokens of the rows that sample."""
         prepared.feed(before)
         with torch.inference_mode():
-            logits = self._forward(prepared.view, prepared.wanted)
-            return draw_tokens(logits, prepared.draws, allowed_by(self._grammars, prepared.draws))
+            return draw_tokens(self._forward(prepared.view, prepared.wanted), prepared.draws)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Write a batch into the pool and return ``[rows that draw, vocabulary]``."""

@@ -16,7 +16,9 @@ MAX_STOP_TOKENS = 128
 _ID_DIGITS = 10
 
 
-def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, drawn_seed: int) -> Sampling:
+def sampling_of(
+    body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, drawn_seed: int, grammar: str = ""
+) -> Sampling:
     """Return how tokens are drawn. Raises InvalidParameter for tokens that the vocabulary does not have."""
     defaults = tokenizer.defaults
     return Sampling(
@@ -32,6 +34,7 @@ def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, draw
         biases=_biases(body, tokenizer.vocabulary),
         stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
         logprobs=_needed_logprobs(body),
+        grammar=grammar,
     )
 
 

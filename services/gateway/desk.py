@@ -8,16 +8,18 @@ from functools import partial
 
 import structlog
 
-from services.gateway.asked import check, prompt_ids_of
+from services.gateway.asked import Prompts, check, prompt_ids_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices, Heard
 from services.gateway.door import Door
 from services.gateway.fan_out import FanOut, Newcomer
+from services.gateway.grammars import grammar_of
 from services.gateway.intake import Intake
 from services.gateway.metrics import Metrics, Reason
 from services.gateway.ongoing import Ongoing
 from services.gateway.owed import Owed
 from services.gateway.pool import Pool
+from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter, NotServing, RequestRejected, UnknownModel
 from shared.runtime.clock import Clock
 
@@ -56,8 +58,9 @@ class Desk:
         tokenizer = self.pool.serving(self.clock())
         # In a thread: a long prompt takes seconds, and the others' tokens must not wait for it.
         loop = asyncio.get_running_loop()
-        prompts = await loop.run_in_executor(self._tokenising, prompt_ids_of, body, tokenizer, self.pool.length_served)
-        fan_out = FanOut(body, newcomer, tokenizer, self.pool.length_served, secrets.randbits(63))
+        served = self.pool.length_served
+        prompts, grammar = await loop.run_in_executor(self._tokenising, _made_ready, body, tokenizer, served)
+        fan_out = FanOut(body, newcomer, tokenizer, served, secrets.randbits(63), grammar)
         choices = fan_out.choices(prompts)
         if len(choices.ongoings) > self.max_queue:
             least = f"{len(choices.ongoings)} answers are more than the waiting line holds ({self.max_queue})"
@@ -104,6 +107,12 @@ class Desk:
             ttft_s=ttft_s,
             reason=reason,
         )
+
+
+def _made_ready(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, served: int) -> tuple[Prompts, str]:
+    """Return the tokens of each prompt, and the grammar of the answers. Raises RequestRejected."""
+    grammar = grammar_of(body)
+    return prompt_ids_of(body, tokenizer, served), grammar
 
 
 def _reason(ongoing: Ongoing) -> Reason:

@@ -33,11 +33,13 @@ class FanOut:
     tokenizer: ModelTokenizer
     length_served: int
     drawn_seed: int
+    grammar: str = ""
+    """What the text of each answer follows; it then decides where the answer ends, whatever ``ignore_eos`` says."""
 
     def choices(self, prompts: Prompts) -> Choices:
         """Return all answers. Raises RequestRejected if one of them cannot be given."""
         each = answers_each(self.body)
-        sampling = sampling_of(self.body, self.tokenizer, self.drawn_seed)
+        sampling = sampling_of(self.body, self.tokenizer, self.drawn_seed, self.grammar)
         wanted: list[Wanted] = []
         for prompt_ids in prompts:
             first = NOBODY
@@ -56,7 +58,7 @@ class FanOut:
             prompt_ids,
             max_tokens,
             sampling,
-            body.ignore_eos,
+            body.ignore_eos and not self.grammar,
             self.tokenizer.eos_ids,
             priority=body.priority,
             tenant=self.newcomer.tenant.name,

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from services.gateway.asked import answers_each, told_logprobs
 from services.gateway.asked_tools import tool_use_of
 from services.gateway.bodies import ChatBody, CompletionBody, GenerationBody
+from services.gateway.grammars import PARAM, check_grammar, grammar_of
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Bias, Sampling
@@ -18,7 +19,7 @@ _ID_DIGITS = 10
 
 
 def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, drawn_seed: int) -> Sampling:
-    """Return how tokens are drawn. Raises InvalidParameter for tokens that the vocabulary does not have."""
+    """Return how tokens are drawn. Raises InvalidParameter: tokens that the vocabulary does not have, bad grammars."""
     defaults, tools = tokenizer.defaults, tool_use_of(body, tokenizer)
     return Sampling(
         temperature=_given(body.temperature, defaults.temperature),
@@ -33,8 +34,18 @@ def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, draw
         biases=_biases(body, tokenizer.vocabulary),
         stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
         logprobs=_needed_logprobs(body),
-        grammar="" if tools is None else tools.grammar(tokenizer.marker_ids),
+        grammar=_grammar(body, None if tools is None else tools.grammar(tokenizer.marker_ids)),
     )
+
+
+def _grammar(body: GenerationBody, of_tools: str | None) -> str:
+    """Return what the text of the answer follows. Raises InvalidParameter if two things want to decide that."""
+    wanted = grammar_of(body)
+    if wanted and of_tools is not None:
+        raise InvalidParameter(f"{PARAM}: not together with tools that may be called", param=PARAM)
+    if of_tools:
+        check_grammar(of_tools, "tools")
+    return wanted or of_tools or ""
 
 
 def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:

@@ -41,6 +41,22 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool = False
 
 
+class JsonSchema(Struct, forbid_unknown_fields=True):
+    """The schema of an answer. It is always kept to, ``strict`` or not; name and description are labels."""
+
+    schema: dict[str, Any]
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """What the text of an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both ways to generate take."""
 
@@ -69,6 +85,7 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     timeout: Timeout | None = None
     """Seconds from the arrival of the request after which nobody waits for its answer any more."""
+    response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -148,7 +165,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),

@@ -66,7 +66,7 @@ class FanOut:
             prompt_ids,
             max_tokens,
             sampling,
-            body.ignore_eos,
+            body.ignore_eos and not sampling.grammar,  # a grammar decides where the answer ends
             self.tokenizer.eos_ids,
             priority=body.priority,
             tenant=self.newcomer.tenant.name,

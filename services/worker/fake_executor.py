@@ -12,8 +12,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.executor import Batch, Draw, Drawn, Loaded, Outcome, Row, Step, known_ids
+from services.worker.executor import Batch, Draw, DrawFailed, Drawn, Loaded, Outcome, Row, Step, known_ids
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
+from services.worker.grammars import Allowed, Grammars, Guided, guided_of, without
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.progress import Progress
 from shared.errors import StartupError
@@ -44,7 +45,8 @@ class WrongBlock(Exception):
 class FakeExecutor:
     """A pool of (token, position) and a hash instead of a model, which is always certain of its token.
 
-    Sampling parameters change nothing, but that no answer ends before its least length.
+    Sampling parameters change nothing, but that no answer ends before its least length, and that a grammar is followed:
+    a token that it does not allow gives way to one that it does.
     """
 
     vocabulary = VOCABULARY
@@ -56,6 +58,7 @@ class FakeExecutor:
         self._step_s = step_s
         self._clock = clock
         self._sleep = sleep
+        self._grammars = Grammars(fake_tokenizer_files(), VOCABULARY)
         self.forget()
 
     def forget(self) -> None:
@@ -64,21 +67,29 @@ class FakeExecutor:
         self._tokens = np.full(slots, -1, dtype=np.int32)
         self._positions = np.full(slots, -1, dtype=np.int32)
 
+    def expect(self, grammar: str) -> None:
+        """Begin to make a grammar aside."""
+        self._grammars.expect(grammar)
+
     def execute(self, batch: Batch) -> tuple[Outcome, ...]:
         """Run a batch that awaits nothing. Raises WrongBlock."""
         return self.prepare(batch)(())
 
     def prepare(self, batch: Batch) -> Step:
         """Find the slots of all rows. The step raises WrongBlock."""
-        return partial(self._run, batch, [self._slots(row) for row in batch])
+        return partial(self._run, batch, [self._slots(row) for row in batch], guided_of(batch))
 
-    def _run(self, batch: Batch, slots: Sequence[_Slots], before: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    def _run(
+        self, batch: Batch, slots: Sequence[_Slots], guided: Sequence[Guided], before: Sequence[Outcome]
+    ) -> tuple[Outcome, ...]:
         """Write all rows, then read each drawing row's whole context back."""
         begun_s = self._clock()
         for row, of_row in zip(batch, slots, strict=True):
             self._tokens[of_row[row.start :]] = known_ids(row, before)
             self._positions[of_row[row.start :]] = range(row.start, row.end)
-        outcomes = tuple(self._next(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.draw)
+        drawing = [(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.draw]
+        masks = self._grammars.masks(guided, before)
+        outcomes = tuple(self._next(row, of_row, masks.get(place)) for place, (row, of_row) in enumerate(drawing))
         self._sleep_until(begun_s + self._step_s)
         return outcomes
 
@@ -87,14 +98,16 @@ class FakeExecutor:
         slots = table[:, None] * self.size.block_tokens + np.arange(self.size.block_tokens)
         return slots.reshape(-1)[: row.end]
 
-    def _next(self, row: Row, slots: _Slots) -> Outcome:
+    def _next(self, row: Row, slots: _Slots, mask: Allowed | DrawFailed | None) -> Outcome:
         found = self._positions[slots]
         wrong = np.flatnonzero(found != np.arange(row.end))
         if wrong.size:
             at = int(wrong[0])
             raise WrongBlock(f"request {row.request}: position {at} reads back position {int(found[at])}")
         token = fake_next_token(self._tokens[slots])
-        return token if row.draw is None else _drawn(token, row.draw)
+        if row.draw is None or isinstance(mask, DrawFailed):
+            return mask if isinstance(mask, DrawFailed) else token
+        return _drawn(token, row.draw, mask)
 
     def _sleep_until(self, end_s: float) -> None:
         left_s = end_s - self._clock()
@@ -102,9 +115,14 @@ class FakeExecutor:
             self._sleep(left_s)
 
 
-def _drawn(token: int, draw: Draw) -> Outcome:
+def _drawn(token: int, draw: Draw, allowed: Allowed | None) -> Outcome:
     if draw.history is not None and draw.history.output_tokens < draw.sampling.min_tokens:
-        token = token if token not in draw.history.ending_ids else _FIRST_PRINTABLE
+        ending_ids = draw.history.ending_ids
+        token = token if token not in ending_ids else _FIRST_PRINTABLE
+        allowed = None if allowed is None else without(allowed, ending_ids)
+    if allowed is not None and not allowed[token]:
+        instead = np.flatnonzero(allowed)
+        token = int(instead[token % len(instead)])
     if draw.sampling.logprobs is None:
         return token
     return Drawn(token, Logprobs(0.0, (Ranked(token, 0.0),)[: draw.sampling.logprobs]))

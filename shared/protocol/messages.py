@@ -52,7 +52,7 @@ class Sampling(Struct, frozen=True, array_like=True):
     logprobs: Count | None = None
     """How many of the likeliest tokens are told, with their logprobs, beside the one drawn; None: nothing is."""
     grammar: str = ""
-    """What the whole answer has to follow, in llguidance's serialized form; empty: nothing."""
+    """A grammar of llguidance's, as its own JSON, that the text of the answer follows; empty: it is free."""
 
 
 class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):

@@ -129,6 +129,7 @@ LATER: tuple[Message, ...] = (
     TokenBatch(W, (TokenRow(R, 1, 0, (7,), logprobs=(Logprobs(-0.5, (Ranked(8, -0.25), Ranked(7, -0.5))),)),)),
     Held(None, (), PoolReport(1, 2048, 2, 3, 4, 64, 5, 6, 70, 80, 90, 10, 11)),
     StepResult(1, 2, 0.25, (), 0.5),
+    SubmitRequest(R, 1, G, (5,), 7, Sampling(seed=3, grammar='{"grammars":[]}')),
 )
 """Messages with the fields that were appended."""
 BYTES = (
@@ -184,6 +185,10 @@ BYTES = (
     "93a8746f6b656e732f31a1779197a17201009107c0009192cbbfe0000000000000929208cbbfd00000000000009207cbbfe0000000000000",
     "94a668656c642f31c0909d01cd080002030440050646505a0a0b",
     "96a8726573756c742f310102cb3fd000000000000090cb3fe0000000000000",
+    (
+        "9fa87375626d69742f31a17201a1679105079dcb3ff0000000000000cb3ff00000000000000003cb0000000000000000cb00000000"
+        "00000000cb0000000000000000cb3ff0000000000000009090c0af7b226772616d6d617273223a5b5d7d90a0c200c2a0a0a0"
+    ),
 )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from services.gateway.grammars import grammar_of_schema
 from services.worker.executor import Draw, DrawFailed
-from services.worker.grammars import Grammars, Guided
+from services.worker.grammars import FREE, Grammars, Guided, Masks
 from services.worker.guide import Guide
 from services.worker.sampling import draw_tokens
 from services.worker.tokenizer_side import tokenizer_files
@@ -25,47 +25,57 @@ from tests.schemas import SCHEMAS
 ROWS, STEPS = 16, 60
 
 
-def main() -> None:
-    """Print one line of JSON."""
-    files = tokenizer_files(Path(sys.argv[1]))
-    vocabulary = json.loads((Path(sys.argv[1]) / "config.json").read_text())["vocab_size"]
-    grammars = Grammars(files, vocabulary, threads=torch.get_num_threads())
-    texts = [grammar_of_schema(schema, "schema") for schema in (*SCHEMAS.values(), {"type": "object"})]
-    begun_s = monotonic()
-    grammars.masks([_row(0, texts[0], [])], ())
-    first_s = monotonic() - begun_s
-    outputs: list[list[int]] = [[] for _ in range(ROWS)]
-    rows = [_row(place, texts[place % len(texts)], output) for place, output in enumerate(outputs)]
-    logits = torch.randn(ROWS, vocabulary)
-    masks_s: list[float] = []
-    free_s: list[float] = []
-    guided_s: list[float] = []
-    numbers = random.Random(1)
-    for step in range(STEPS):
-        asked = [Guided(row.place, row.guide, len(outputs[row.place]) + 1, None) for row in rows]
+class Rows:
+    """Sixteen answers that are drawn at random among what is allowed, and begin anew when they end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = tokenizer_files(folder)
+        self.vocabulary: int = json.loads((folder / "config.json").read_text())["vocab_size"]
+        self.grammars = Grammars(self.files, self.vocabulary, threads=torch.get_num_threads())
+        self._texts = [grammar_of_schema(schema, "schema") for schema in (*SCHEMAS.values(), {"type": "object"})]
+        self._outputs: list[list[int]] = [[] for _ in range(ROWS)]
+        self._guides = [self._guide(place) for place in range(ROWS)]
+        self._numbers = random.Random(1)
+
+    def _guide(self, place: int) -> Guide:
+        sampling = Sampling(grammar=self._texts[place % len(self._texts)])
+        submit = SubmitRequest(RequestId("r"), 1, GatewayId("g"), (1,), 1000, sampling)
+        return Guide(submit, self._outputs[place])
+
+    def masks(self) -> tuple[Masks, float]:
+        """Return what each may draw next, and how long it took to find out."""
+        asked = [Guided(at, guide, len(self._outputs[at]) + 1, None) for at, guide in enumerate(self._guides)]
         begun_s = monotonic()
-        masks = grammars.masks(asked, ())
-        masks_s.append(monotonic() - begun_s)
-        draws = [Draw(Sampling(seed=place), step) for place in range(ROWS)]
-        for spent, given in ((free_s, {}), (guided_s, masks)):
-            begun_s = monotonic()
-            draw_tokens(logits, draws, given)
-            spent.append(monotonic() - begun_s)
+        return self.grammars.masks(asked, ()), monotonic() - begun_s
+
+    def go_on(self, masks: Masks) -> None:
+        """Draw a token for each."""
         for place, mask in masks.items():
             assert not isinstance(mask, DrawFailed), mask.why
-            outputs[place].append(int(numbers.choice(np.flatnonzero(mask))))
-            if outputs[place][-1] in files.eos_ids:  # begin anew
-                outputs[place].clear()
-                rows[place] = _row(place, texts[place % len(texts)], outputs[place])
-    told = {"masks_ms": masks_s, "draw_free_ms": free_s, "draw_guided_ms": guided_s}
-    figures = {name: round(float(np.median(spent)) * 1000, 3) for name, spent in told.items()}
-    worst = round(max(masks_s) * 1000, 3)
-    print(json.dumps({"rows": ROWS, "first_grammar_ms": round(first_s * 1000), **figures, "masks_worst_ms": worst}))
+            self._outputs[place].append(int(self._numbers.choice(np.flatnonzero(mask))))
+            if self._outputs[place][-1] in self.files.eos_ids:
+                self._outputs[place].clear()
+                self._guides[place] = self._guide(place)
 
 
-def _row(place: int, grammar: str, output: list[int]) -> Guided:
-    submit = SubmitRequest(RequestId("r"), 1, GatewayId("g"), (1,), 1000, Sampling(grammar=grammar))
-    return Guided(place, Guide(submit, output), 1, None)
+def main() -> None:
+    """Print one line of JSON."""
+    rows = Rows(Path(sys.argv[1]))
+    logits = torch.randn(ROWS, rows.vocabulary)
+    first_s = rows.masks()[1]
+    spent: dict[str, list[float]] = {"masks_ms": [], "draw_free_ms": [], "draw_guided_ms": []}
+    for step in range(STEPS):
+        masks, took_s = rows.masks()
+        spent["masks_ms"].append(took_s)
+        draws = [Draw(Sampling(seed=place), step) for place in range(ROWS)]
+        for name, given in (("draw_free_ms", FREE), ("draw_guided_ms", masks)):
+            begun_s = monotonic()
+            draw_tokens(logits, draws, given)
+            spent[name].append(monotonic() - begun_s)
+        rows.go_on(masks)
+    medians = {name: round(float(np.median(times_s)) * 1000, 3) for name, times_s in spent.items()}
+    least = {f"least_{name}": round(min(times_s) * 1000, 3) for name, times_s in spent.items()}
+    print(json.dumps({"rows": ROWS, "first_masks_ms": round(first_s * 1000), **medians, **least}))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ class Sampling(Struct, frozen=True, array_like=True):
     """Tokens that end the answer beside the model's own, even if those are ignored."""
     logprobs: Count | None = None
     """How many of the likeliest tokens are told, with their logprobs, beside the one drawn; None: nothing is."""
+    prompt_logprobs: Count | None = None
+    """The same for each token of the prompt but the first: then all of it is computed, whatever is cached."""
 
 
 class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
@@ -230,7 +232,9 @@ class TokenRow(Struct, frozen=True, array_like=True):
     """New tokens of one request; ``first_index`` is the place of the first in the whole answer.
 
     ``cached_tokens`` of the prompt were not computed when the request was first admitted to this worker. ``logprobs``
-    has one entry for each token, or none at all.
+    has one entry for each token, or none at all. ``prompt_logprobs`` are those of tokens of the prompt, from its token
+    ``prompt_first`` on: what this step computed of them. They come in order, all of them before the first new token or
+    with it, and again when they are computed again.
     """
 
     request: RequestId
@@ -240,6 +244,8 @@ class TokenRow(Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     cached_tokens: int = 0
     logprobs: tuple[Logprobs, ...] = ()
+    prompt_first: Count = 1
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
 class TokenBatch(Struct, frozen=True, array_like=True, tag="tokens/1"):

@@ -8,10 +8,11 @@ from functools import partial
 
 import structlog
 
-from services.gateway.asked import check, prompt_ids_of
+from services.gateway.asked import check
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices, Heard
 from services.gateway.door import Door
+from services.gateway.echo import read_prompts
 from services.gateway.fan_out import FanOut, Newcomer
 from services.gateway.intake import Intake
 from services.gateway.metrics import Metrics, Reason
@@ -56,9 +57,10 @@ class Desk:
         tokenizer = self.pool.serving(self.clock())
         # In a thread: a long prompt takes seconds, and the others' tokens must not wait for it.
         loop = asyncio.get_running_loop()
-        prompts = await loop.run_in_executor(self._tokenising, prompt_ids_of, body, tokenizer, self.pool.length_served)
+        served = self.pool.length_served
+        prompts, echoed = await loop.run_in_executor(self._tokenising, read_prompts, body, tokenizer, served)
         fan_out = FanOut(body, newcomer, tokenizer, self.pool.length_served, secrets.randbits(63))
-        choices = fan_out.choices(prompts)
+        choices = fan_out.choices(prompts, echoed)
         if len(choices.ongoings) > self.max_queue:
             least = f"{len(choices.ongoings)} answers are more than the waiting line holds ({self.max_queue})"
             raise InvalidParameter(f"n: {least}", param="n")

@@ -7,6 +7,7 @@ from services.gateway.asked import Prompts, answers_each, check_least, limits_of
 from services.gateway.asked_sampling import sampling_of, sampling_of_choice
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices
+from services.gateway.echo import Echo, EchoTexts, echoes_of
 from services.gateway.ongoing import Ongoing
 from services.gateway.tenants import Tenant
 from services.gateway.tokenizer import AnswerText, ModelTokenizer
@@ -34,9 +35,13 @@ class FanOut:
     length_served: int
     drawn_seed: int
 
-    def choices(self, prompts: Prompts) -> Choices:
-        """Return all answers. Raises RequestRejected if one of them cannot be given."""
+    def choices(self, prompts: Prompts, echoed: EchoTexts = None) -> Choices:
+        """Return all answers, each behind its prompt if that is ``echoed``.
+
+        Raises RequestRejected if one of them cannot be given.
+        """
         each = answers_each(self.body)
+        echoes = echoes_of(self.body, echoed, prompts, self.tokenizer)
         sampling = sampling_of(self.body, self.tokenizer, self.drawn_seed)
         wanted: list[Wanted] = []
         for prompt_ids in prompts:
@@ -45,7 +50,8 @@ class FanOut:
                 number = len(wanted) if len(prompts) * each > 1 else None
                 wanted.append(self._wanted(prompt_ids, sampling_of_choice(sampling, choice), number, first))
                 first = first or wanted[-1].request
-        return Choices(self.newcomer.request, [self._ongoing(one) for one in wanted], n=self.body.n, each=each)
+        ongoings = [self._ongoing(one, echoes[number // each]) for number, one in enumerate(wanted)]
+        return Choices(self.newcomer.request, ongoings, n=self.body.n, each=each)
 
     def _wanted(self, prompt_ids: tuple[int, ...], sampling: Sampling, number: int | None, first: RequestId) -> Wanted:
         body, request = self.body, self.newcomer.request
@@ -64,7 +70,8 @@ class FanOut:
             shares_with=first,
         )
 
-    def _ongoing(self, wanted: Wanted) -> Ongoing:
+    def _ongoing(self, wanted: Wanted, echo: Echo | None) -> Ongoing:
         text = AnswerText(self.tokenizer.detokenizer(), stops_of(self.body), min_tokens=self.body.min_tokens)
-        telling = None if told_logprobs(self.body) is None else Telling(self.tokenizer.texts)
-        return Ongoing(Answer(wanted), text, started_s=self.newcomer.started_s, telling=telling)
+        before = len(echo.text) if echo else 0
+        telling = None if told_logprobs(self.body) is None else Telling(self.tokenizer.texts, before=before)
+        return Ongoing(Answer(wanted), text, started_s=self.newcomer.started_s, telling=telling, echo=echo)

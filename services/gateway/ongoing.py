@@ -1,10 +1,12 @@
 """A request under way, between the task that reads tokens and the one that writes to the client."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.gateway.answer import Accepted, Answer, Lost
+from services.gateway.echo import Echo
 from services.gateway.tokenizer import AnswerText
 from services.gateway.told import Telling, Told
 from shared.errors import GenerationFailed, ServingError
@@ -33,9 +35,17 @@ class News:
 
 
 class Ongoing:
-    """One answer, its text, and how it ends."""
+    """One answer, its text, and how it ends. An ``echo`` is told with the first news; there are none before it."""
 
-    def __init__(self, answer: Answer, text: AnswerText, *, started_s: float, telling: Telling | None = None) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        text: AnswerText,
+        *,
+        started_s: float,
+        telling: Telling | None = None,
+        echo: Echo | None = None,
+    ) -> None:
         self.answer = answer
         self.completion_tokens = 0
         self.logprob = 0.0
@@ -48,6 +58,8 @@ class Ongoing:
         """Rings when there is news; several answers may share one."""
         self._text = text
         self._telling = telling
+        self._echo = echo
+        self._is_echoed = echo is None
         self._unread = ""
         self._untold: list[Told] = []
         self._has_news = False
@@ -64,6 +76,10 @@ class Ongoing:
             return heard
         if heard.token_ids and self.first_token_s is None:
             self.first_token_s = now_s
+        if self._is_prompt_only:
+            # No step ends without a token, so the worker was asked for one. Of several answers each is, of which all
+            # but the first find the prompt cached: no way of its own for what is rarely asked for.
+            heard = replace(heard, token_ids=(), logprobs=())
         self._append(heard)
         return heard
 
@@ -74,6 +90,8 @@ class Ongoing:
             return
         self._unread += self._text.end()
         self.finish = "stop" if self._text.stopped else finish
+        if self._is_prompt_only:
+            self.finish = "length"
         if self._telling is not None:
             self._untold += self._telling.rest(self._text.shown, is_cut=self._text.stopped)
         self._ring()
@@ -84,12 +102,15 @@ class Ongoing:
         self._ring()
 
     def take(self) -> News | None:
-        """Return all that has happened since the last news; None if nothing has."""
-        if not self._has_news:
+        """Return all that has happened since the last news; None if nothing has that can be told."""
+        if not self._has_news or self._must_wait:
             return None
         self._has_news = False
         text, self._unread = self._unread, ""
         told, self._untold = tuple(self._untold), []
+        if self._echo is not None and not self._is_echoed:
+            self._is_echoed = True
+            text, told = self._echo.text + text, (*self._echo.told, *told)
         return News(text, self.completion_tokens, self.finish, self.error, told)
 
     async def news(self) -> News:
@@ -99,11 +120,27 @@ class Ongoing:
             await self.bell.wait()
         return news
 
+    @property
+    def _must_wait(self) -> bool:
+        """Whether what comes first is not known yet: another answer to the same prompt will hear of it."""
+        return self.error is None and self._echo is not None and not self._echo.is_whole
+
+    @property
+    def _is_prompt_only(self) -> bool:
+        return self._echo is not None and self._echo.is_all
+
     def _ring(self) -> None:
         self._has_news = True
         self.bell.set()
 
+    def _hear_of_prompt(self, logprobs: Sequence[Logprobs]) -> None:
+        if self._echo is not None and logprobs:
+            self._echo.hear(logprobs)
+            if self._echo.is_whole:
+                self._ring()  # for the other answers as well, whose news may have waited for it
+
     def _append(self, accepted: Accepted) -> None:
+        self._hear_of_prompt(accepted.of_prompt)
         for index, token_id in enumerate(accepted.token_ids, start=1):
             self.completion_tokens += 1
             logprobs = accepted.logprobs[index - 1] if accepted.logprobs else None

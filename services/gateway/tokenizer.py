@@ -27,6 +27,8 @@ class ModelTokenizer:
         self._special_tokens = dict(files.special_tokens)
         self.texts = TokenTexts(self._tokenizer)
         self.eos_ids = frozenset(files.eos_ids)
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
         self.defaults: Sampling = files.defaults
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocabulary = max(vocabulary.values(), default=-1) + 1
@@ -66,17 +68,18 @@ class ModelTokenizer:
         """Return tokens as the vocabulary writes them; "" for an id that it has no word for."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def detokenizer(self) -> "Detokenizer":
-        """Return a detokenizer for one answer."""
-        return Detokenizer(self._tokenizer)
+    def detokenizer(self, *, with_special: bool = False) -> "Detokenizer":
+        """Return a detokenizer for one text."""
+        return Detokenizer(self._tokenizer, with_special=with_special)
 
 
 class Detokenizer:
     """Tokens to text, one by one. No piece ends within a character; the pieces together are the whole text decoded."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, with_special: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skips_special = not with_special
+        self._stream = DecodeStream(skip_special_tokens=self._skips_special)
         self._shown: list[int] = []
         """The tokens behind the last piece: how the next ones are decoded may depend on them."""
         self._pending: list[int] = []
@@ -101,15 +104,18 @@ class Detokenizer:
 
     def _restart(self) -> str:
         """Begin a new stream: with byte fallback a bad byte changes how the bytes before it read, which were shown."""
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=self._skips_special)
         return self.end()
 
     def _text_of_pending(self) -> str:
-        before = self._tokenizer.decode(self._shown, skip_special_tokens=True)
-        text = self._tokenizer.decode(self._shown + self._pending, skip_special_tokens=True)
+        before = self._decode(self._shown)
+        text = self._decode(self._shown + self._pending)
         if text.startswith(before):
             return text[len(before) :]
-        return self._tokenizer.decode(self._pending, skip_special_tokens=True)
+        return self._decode(self._pending)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special)
 
 
 class AnswerText:

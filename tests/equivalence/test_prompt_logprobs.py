@@ -184,7 +184,7 @@ def test_who_is_preempted_behind_its_prompt_is_not_told_of_it_again_and_may_find
     conductor.run_dry()
     assert "told" in conductor.preempted
     assert conductor.answers["told"].told_again == 0
-    assert [start for name, start in conductor.starts if name == "told"][0] == 0
+    assert next(start for name, start in conductor.starts if name == "told") == 0
     check("llama", prompt(49), conductor.answers["told"].of_prompt, 2)
 
 

@@ -63,7 +63,7 @@ class Program:
         tokens, wanted = lay_out(lowered, self._dtype.itemsize)
         self._arena, self._wanted_arena = Arena(tokens), Arena(wanted)
         self._parts = list(_parts(lowered.steps, assembler))
-        self._tail = list(_since(self._parts, _first_wanted(lowered)))
+        self._tail = list(_since(self._parts, first_wanted(lowered)))
         self._ends_in_torch = lowered.ends_in_torch
         self._logits = torch.empty((0, vocabulary), dtype=torch.float32)
 
@@ -187,7 +187,7 @@ def _parts(steps: list[Step], assembler: Assembler) -> Iterator[Run | Shown | Ca
             yield from (step for step in group if not isinstance(step, Instruction))
 
 
-def _first_wanted(lowered: Lowered) -> int:
+def first_wanted(lowered: Lowered) -> int:
     """Return the first step that depends on the places wanted; 0 if what is computed for all tokens follows it."""
     dependent: set[fx.Node] = set()
     if lowered.graph is not None:

@@ -33,7 +33,7 @@ class Asked:
     most: Sequence[int]
 
     @classmethod
-    def of(cls, batch: Batch, firsts: Sequence[int]) -> "Asked | None":
+    def of(cls, batch: Batch, firsts: npt.NDArray[np.integer]) -> "Asked | None":
         """Return what the rows of a batch, which begin at ``firsts``, tell of prompts; None if they tell nothing."""
         asked = [(first, row.scores) for first, row in zip(firsts, batch, strict=True) if row.scores is not None]
         if not asked:
@@ -82,7 +82,8 @@ def layers_run_once(model: torch.nn.Module, layers: torch.nn.Module) -> Iterator
     if layers is model:  # its code does not keep the two apart: then all of it runs again
         yield
         return
-    run, kept = layers.forward, []
+    run = layers.forward
+    kept: list[object] = []
 
     def once(*args: object, **kwargs: object) -> object:
         if not kept:

@@ -12,11 +12,11 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from services.worker import prompt_scores
 from services.worker.executor import Draw, DrawFailed, Row, Scored, Scores
 from services.worker.loading import fitted, servable_class
 from services.worker.program_adoption import adopt_now
 from services.worker.program_building import Wish
+from services.worker.sampling_logprobs import logprobs_of
 from services.worker.torch_executor import TorchExecutor
 from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Logprobs, Sampling
@@ -120,13 +120,12 @@ def test_prompts_in_chunks_among_others_are_told_as_plain_transformers_says(fami
 @pytest.mark.parametrize("how", ["model", "program"])
 def test_no_more_rows_than_stated_go_through_the_head_at_a_time(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    head = prompt_scores.logprobs_of
 
     def counted(*args: Any) -> list[Logprobs]:
         seen.append(len(args[1]))
-        return head(*args)
+        return logprobs_of(*args)
 
-    monkeypatch.setattr(prompt_scores, "logprobs_of", counted)
+    monkeypatch.setattr("services.worker.prompt_scores.logprobs_of", counted)
     conductor = Conductor(executor_of("llama", how), (), Limits(256, 8))
     conductor.submit("told", prompt(200), 1, sampling=asking(2))
     conductor.run_dry()
@@ -204,7 +203,7 @@ def test_a_new_leader_goes_on_with_a_prompt_that_is_half_told() -> None:
 def test_a_prompt_whose_logits_are_not_finite_fails_alone(how: str) -> None:
     model = model_of(FAMILIES["llama"]())
     with torch.no_grad():
-        model.get_input_embeddings().weight[50] = torch.nan
+        model.model.embed_tokens.weight[50] = torch.nan
     serving = fitted(model, WorkerSettings(kv_tokens=1024), path_of("kernel"))
     if how == "program":
         adopt_now(serving, Wish("model", serving.executor.size.max_model_len, serving.executor.vocabulary))

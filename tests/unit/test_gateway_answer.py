@@ -215,7 +215,8 @@ def test_another_attempt_tells_what_is_missing_and_asks_no_more_once_nothing_is(
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=12))
 def test_whatever_comes_twice_or_too_early_a_prompt_is_told_in_order_and_once(rows: list[tuple[int, int]]) -> None:
-    one, heard = asking(10), []
+    one = asking(10)
+    heard: list[int] = []
     for first, count in rows:
         accepted = one.accept(W1, told(first, min(first + count, 10)))
         if first > len(heard) + 1:

@@ -71,7 +71,7 @@ def test_a_request_is_told_of_so_many_tokens_of_prompts_and_no_more() -> None:
     assert len(echoed(prompt=prompt, n=64)) == 1
     assert len(echoed(prompt=[prompt] * 2, n=32)) == 2
     assert len(echoed(prompt=prompt, n=128, logprobs=None)) == 1
-    for fields in ({"prompt": prompt, "n": 65}, {"prompt": [prompt] * 2, "n": 33}):
+    for prompts, n in (([prompt], 65), ([prompt] * 2, 33)):
         with pytest.raises(InvalidParameter, match="at most 65536 tokens") as refused:
-            echoed(**fields)
+            echoed(prompt=prompts, n=n)
         assert refused.value.param == "echo"

@@ -13,6 +13,7 @@
     │  ├─ Overloaded              429, the waiting line is full
     │  │  └─ KeyLimited           429, rate_limit_exceeded: the line has room, but not for this key
     │  ├─ QueuedTooLong           408, queue_timeout: it has waited for longer than anybody shall
+    │  ├─ TimedOut                504, timeout: its own time was over before its answer was whole
     │  └─ NotServing              503, no worker, draining, or no word from the scheduler
     ├─ GenerationFailed           500, this request failed while it ran
     ├─ ProtocolError              a message that we cannot read → dead letter, counted, logged once
@@ -93,10 +94,17 @@ class KeyLimited(Overloaded):
 
 
 class QueuedTooLong(Unavailable):
-    """The request has waited for its first token for longer than anybody shall."""
+    """The request has waited for its first token for longer than anybody shall, or than its client wants to."""
 
     status = 408
     code = "queue_timeout"
+
+
+class TimedOut(Unavailable):
+    """The client's own ``timeout`` has passed while the answer was being made."""
+
+    status = 504
+    code = "timeout"
 
 
 class NotServing(Unavailable):

@@ -29,6 +29,12 @@ log = structlog.get_logger()
 
 SHUTDOWN_S = 2.0
 """What handlers get to write their last event once their answers are over."""
+BACKLOG = 2048
+"""Connections that may wait to be accepted, as far as the system lets them (``net.core.somaxconn``).
+
+Beyond it the system drops what a newcomer sends: he tries again after a second, or is reset. aiohttp's 128 is less than
+what comes at once when a crowd of clients starts.
+"""
 MAY_BE_OPENED = frozenset({"/metrics", "/openapi.json", "/v1/models"})
 
 
@@ -126,7 +132,7 @@ def _server_logger() -> logging.Logger:
 async def listen(runner: web.AppRunner, host: str, port: int) -> int:
     """Listen and return the port. Raises StartupError with one sentence for the person who started this."""
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartupError(f"port {port} on {host} is already taken") from error

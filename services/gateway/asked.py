@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.gateway.asked_tools import chat_of, check_chat
 from services.gateway.bodies import INT64_MAX, INT64_MIN, MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter, PromptTooLong
@@ -57,6 +58,8 @@ def check(body: GenerationBody) -> None:
         raise InvalidParameter("stream_options: only allowed when stream is true", param="stream_options")
     if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
+    if isinstance(body, ChatBody):
+        check_chat(body)
     if isinstance(body, CompletionBody) and body.best_of is not None:
         _check_best_of(body, body.best_of)
     if is_prompt_only(body) and not (isinstance(body, CompletionBody) and body.echo):
@@ -118,7 +121,7 @@ def prompt_ids_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, se
     that is certainly longer than ``served`` tokens, before it is tokenised.
     """
     if isinstance(body, ChatBody):
-        text = tokenizer.render(chat_of(body))
+        text = tokenizer.render(chat_of(body.messages, body.tools, body.chat_template_kwargs))
         _check_length(text, tokenizer, served, "messages")
         return (_not_empty(tokenizer.encode(text, is_chat=True), "messages"),)
     prompts = prompts_in(body.prompt)
@@ -139,20 +142,6 @@ def _completion_ids(prompt: str | list[Any], tokenizer: ModelTokenizer, served: 
         return _checked_ids(prompt, tokenizer.vocabulary)
     _check_length(prompt, tokenizer, served, "prompt")
     return _not_empty(tokenizer.encode(prompt, is_chat=False), "prompt")
-
-
-def chat_of(body: ChatBody) -> list[dict[str, Any]]:
-    """Return the messages as templates expect them: content as one string, ``developer`` by its older name."""
-    return [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": message.content
-            if isinstance(message.content, str)
-            else "\n".join(part.text for part in message.content),
-            **({"name": message.name} if message.name is not None else {}),
-        }
-        for message in body.messages
-    ]
 
 
 def _check_length(text: str, tokenizer: ModelTokenizer, served: int, param: str) -> None:

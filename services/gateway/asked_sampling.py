@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from services.gateway.asked import answers_each, told_logprobs
+from services.gateway.asked_tools import tool_use_of
 from services.gateway.bodies import ChatBody, CompletionBody, GenerationBody
+from services.gateway.grammars import PARAM, check_grammar, grammar_of
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Bias, Sampling
@@ -17,8 +19,8 @@ _ID_DIGITS = 10
 
 
 def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, drawn_seed: int) -> Sampling:
-    """Return how tokens are drawn. Raises InvalidParameter for tokens that the vocabulary does not have."""
-    defaults = tokenizer.defaults
+    """Return how tokens are drawn. Raises InvalidParameter: tokens that the vocabulary does not have, bad grammars."""
+    defaults, tools = tokenizer.defaults, tool_use_of(body, tokenizer)
     return Sampling(
         temperature=_given(body.temperature, defaults.temperature),
         top_p=_given(body.top_p, defaults.top_p),
@@ -32,8 +34,19 @@ def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, draw
         biases=_biases(body, tokenizer.vocabulary),
         stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
         logprobs=_needed_logprobs(body),
+        grammar=_grammar(body, None if tools is None else tools.grammar(tokenizer.marker_ids)),
         prompt_logprobs=told_logprobs(body) if isinstance(body, CompletionBody) and body.echo else None,
     )
+
+
+def _grammar(body: GenerationBody, of_tools: str | None) -> str:
+    """Return what the text of the answer follows. Raises InvalidParameter if two things want to decide that."""
+    wanted = grammar_of(body)
+    if wanted and of_tools is not None:
+        raise InvalidParameter(f"{PARAM}: not together with tools that may be called", param=PARAM)
+    if of_tools:
+        check_grammar(of_tools, "tools")
+    return wanted or of_tools or ""
 
 
 def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from services.gateway.tool_bodies import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from shared.errors import InvalidParameter
 
 MAX_NAME_CHARACTERS = 64
@@ -21,6 +22,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 Tokens = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Priority = Annotated[int, Meta(ge=-100, le=100)]
+MAX_TIMEOUT_S = 3600.0
+Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -36,6 +39,22 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
     include_obfuscation: bool = False
     continuous_usage_stats: bool = False
+
+
+class JsonSchema(Struct, forbid_unknown_fields=True):
+    """The schema of an answer. It is always kept to, ``strict`` or not; name and description are labels."""
+
+    schema: dict[str, Any]
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """What the text of an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +83,9 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    timeout: Timeout | None = None
+    """Seconds from the arrival of the request after which nobody waits for its answer any more."""
+    response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -79,11 +101,24 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    """One turn of a chat."""
+    """One turn of a chat. All have content but an assistant that called tools; their results name the call."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what depends on the role. Raises ValueError, in msgspec's own words, which name the field."""
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError("Object contains unknown field `tool_calls`")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("Object contains unknown field `tool_call_id`")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("Object missing required field `content`")
+        if self.tool_call_id is None and self.role == "tool":
+            raise ValueError("Object missing required field `tool_call_id`")
 
 
 class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +128,11 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Tokens | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What the model's chat template is told beside the chat."""
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +152,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -127,7 +168,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),

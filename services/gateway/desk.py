@@ -8,11 +8,10 @@ from functools import partial
 
 import structlog
 
-from services.gateway.asked import check
+from services.gateway.asked import check, prompt_ids_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices, Heard
 from services.gateway.door import Door
-from services.gateway.echo import read_prompts
 from services.gateway.fan_out import FanOut, Newcomer
 from services.gateway.intake import Intake
 from services.gateway.metrics import Metrics, Reason
@@ -55,12 +54,9 @@ class Desk:
         if body.model != self.model:
             raise UnknownModel(f"the model {body.model[:256]!r} does not exist here", param="model")
         tokenizer = self.pool.serving(self.clock())
-        # In a thread: a long prompt takes seconds, and the others' tokens must not wait for it.
-        loop = asyncio.get_running_loop()
-        served = self.pool.length_served
-        prompts, echoed = await loop.run_in_executor(self._tokenising, read_prompts, body, tokenizer, served)
         fan_out = FanOut(body, newcomer, tokenizer, self.pool.length_served, secrets.randbits(63))
-        choices = fan_out.choices(prompts, echoed)
+        # In a thread: a long prompt or a large schema takes seconds, and the others' tokens must not wait for it.
+        choices = await asyncio.get_running_loop().run_in_executor(self._tokenising, _made, fan_out)
         if len(choices.ongoings) > self.max_queue:
             least = f"{len(choices.ongoings)} answers are more than the waiting line holds ({self.max_queue})"
             raise InvalidParameter(f"n: {least}", param="n")
@@ -106,6 +102,10 @@ class Desk:
             ttft_s=ttft_s,
             reason=reason,
         )
+
+
+def _made(fan_out: FanOut) -> Choices:
+    return fan_out.choices(prompt_ids_of(fan_out.body, fan_out.tokenizer, fan_out.length_served))
 
 
 def _reason(ongoing: Ongoing) -> Reason:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.asked import Prompts, is_prompt_only, prompt_ids_of, prompts_in, told_logprobs
+from services.gateway.asked import Prompts, is_prompt_only, prompts_in, told_logprobs
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.token_texts import TokenTexts
 from services.gateway.tokenizer import ModelTokenizer
@@ -23,22 +23,11 @@ class EchoText:
     offsets: tuple[int, ...] = ()
 
 
-EchoTexts = tuple[EchoText, ...] | None
-"""One for each prompt; None if nothing is repeated."""
+def echo_texts(body: CompletionBody, prompts: Prompts, tokenizer: ModelTokenizer) -> tuple[EchoText, ...]:
+    """Return what answers repeat of each prompt. Takes about as long as tokenising.
 
-
-def read_prompts(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, served: int) -> tuple[Prompts, EchoTexts]:
-    """Return the tokens of each prompt, and what answers repeat of it. Raises as `prompt_ids_of` does; takes time.
-
-    Raises InvalidParameter for more echoed tokens with logprobs than are told.
+    Raises InvalidParameter for more tokens with logprobs than are told.
     """
-    prompts = prompt_ids_of(body, tokenizer, served)
-    return prompts, _echo_texts(body, prompts, tokenizer)
-
-
-def _echo_texts(body: ChatBody | CompletionBody, prompts: Prompts, tokenizer: ModelTokenizer) -> EchoTexts:
-    if not isinstance(body, CompletionBody) or not body.echo:
-        return None
     texts = [
         given if isinstance(given, str) else tokenizer.decode(token_ids, with_special=True)
         for given, token_ids in zip(prompts_in(body.prompt), prompts, strict=True)
@@ -92,11 +81,9 @@ class Echo:
             self.told.append(told_of(self._texts, self._prompt_ids[place], one, self._offsets[place]))
 
 
-def echoes_of(
-    body: ChatBody | CompletionBody, texts: EchoTexts, prompts: Prompts, tokenizer: ModelTokenizer
-) -> list[Echo | None]:
-    """Return the echo of each prompt, if there is to be one."""
-    if texts is None:
+def echoes_of(body: ChatBody | CompletionBody, prompts: Prompts, tokenizer: ModelTokenizer) -> Sequence[Echo | None]:
+    """Return the echo of each prompt, if there is to be one. Raises as `echo_texts` does, and takes time."""
+    if not isinstance(body, CompletionBody) or not body.echo:
         return [None] * len(prompts)
-    is_all = is_prompt_only(body)
+    texts, is_all = echo_texts(body, prompts, tokenizer), is_prompt_only(body)
     return [Echo(text, ids, tokenizer.texts, is_all=is_all) for text, ids in zip(texts, prompts, strict=True)]

@@ -9,8 +9,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.logprob_formats import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
 from services.gateway.told import Told
+from services.gateway.tool_reading import ToldCall
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CachedTokens(Struct, frozen=True):
@@ -28,10 +29,29 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: CachedTokens
 
 
+class _Function(Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class _CallPiece(Struct, frozen=True):
+    index: int
+    function: _Function
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class _Call(Struct, frozen=True):
+    id: str
+    function: _Function
+    type: Literal["function"] = "function"
+
+
 class _Message(Struct, frozen=True):
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: tuple[_Call, ...] | UnsetType = UNSET
 
 
 class _ChatChoice(Struct, frozen=True):
@@ -44,6 +64,7 @@ class _ChatChoice(Struct, frozen=True):
 class _Delta(Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: tuple[_CallPiece, ...] | UnsetType = UNSET
 
 
 class _ChunkChoice(Struct, frozen=True):
@@ -86,11 +107,12 @@ class Head(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one choice's text. ``told`` is None if no logprobs were asked for."""
+    """A part of one choice's text, or of its calls. ``told`` is None if no logprobs were asked for."""
 
     index: int
     text: str
     told: Sequence[Told] | None = None
+    calls: Sequence[ToldCall] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +123,7 @@ class Whole:
     text: str
     finish: FinishReason
     told: Sequence[Told] | None = None
+    calls: Sequence[ToldCall] = ()
 
 
 class Format(Protocol):
@@ -132,7 +155,7 @@ class ChatFormat:
     def piece(self, head: Head, piece: Piece, so_far: Usage) -> bytes:
         """Return a chunk of text."""
         logprobs = None if piece.told is None else chat_logprobs(piece.told)
-        return self._chunk(head, _ChunkChoice(_Delta(content=piece.text), piece.index, logprobs=logprobs), so_far)
+        return self._chunk(head, _ChunkChoice(_delta(piece), piece.index, logprobs=logprobs), so_far)
 
     def last(self, head: Head, index: int, finish: FinishReason) -> bytes:
         """Return an empty delta with the reason."""
@@ -145,9 +168,7 @@ class ChatFormat:
     def whole(self, head: Head, choices: Sequence[Whole], usage: Usage) -> bytes:
         """Return the answer in one piece."""
         made = tuple(
-            _ChatChoice(
-                _Message(one.text), one.finish, one.index, None if one.told is None else chat_logprobs(one.told)
-            )
+            _ChatChoice(_message(one), one.finish, one.index, None if one.told is None else chat_logprobs(one.told))
             for one in choices
         )
         return _json(_Answer(head.id, "chat.completion", head.created, head.model, made, usage))
@@ -155,6 +176,32 @@ class ChatFormat:
     def _chunk(self, head: Head, choice: _ChunkChoice, so_far: Usage | None = None) -> bytes:
         usage = _usage_of_chunk(head, so_far)
         return _json(_Answer(head.id, "chat.completion.chunk", head.created, head.model, (choice,), usage))
+
+
+def _delta(piece: Piece) -> _Delta:
+    if not piece.calls:
+        return _Delta(content=piece.text)
+    calls = tuple(
+        _CallPiece(call.index, _Function(call.arguments))
+        if call.id is None or call.name is None
+        else _CallPiece(call.index, _Function(call.arguments, call.name), call.id, "function")
+        for call in piece.calls
+    )
+    return _Delta(content=piece.text or UNSET, tool_calls=calls)
+
+
+def _message(whole: Whole) -> _Message:
+    if not whole.calls:
+        return _Message(whole.text)
+    arguments: dict[int, str] = {}
+    for call in whole.calls:
+        arguments[call.index] = arguments.get(call.index, "") + call.arguments
+    calls = tuple(
+        _Call(call.id, _Function(arguments[call.index], call.name))
+        for call in whole.calls
+        if call.id is not None and call.name is not None
+    )
+    return _Message(whole.text or None, tool_calls=calls)
 
 
 class CompletionFormat:

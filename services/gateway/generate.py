@@ -19,6 +19,7 @@ from services.gateway.ongoing import News
 from services.gateway.request_ids import request_id_of
 from services.gateway.sse import EventStream
 from services.gateway.told import Told
+from services.gateway.tool_reading import ToldCall
 from shared.errors import GenerationFailed
 from shared.ids import RequestId
 from shared.runtime.clock import wall_clock_s
@@ -138,8 +139,9 @@ class Generation(Generic[_Body]):
     def _events(self, head: Head, choices: Choices, one: Heard) -> list[bytes]:
         events = []
         told = one.news.told if head.tells_logprobs else None
-        if one.news.text or told:
-            events.append(self._form.piece(head, Piece(one.place, one.news.text, told), choices.usage()))
+        if one.news.text or told or one.news.calls:
+            piece = Piece(one.place, one.news.text, told, one.news.calls)
+            events.append(self._form.piece(head, piece, choices.usage()))
         if one.news.finish is not None:
             events.append(self._form.last(head, one.place, one.news.finish))
         return events
@@ -151,15 +153,18 @@ class Gathered:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._told: list[Told] = []
+        self._calls: list[ToldCall] = []
         self._finish: FinishReason | None = None
 
     def add(self, news: News) -> None:
         """Take news of it."""
         self._texts.append(news.text)
         self._told += news.told
+        self._calls += news.calls
         self._finish = news.finish
 
     def whole(self, index: int, head: Head) -> Whole:
         """Return all of it."""
         assert self._finish is not None, "the last news carries an error or a finish"  # noqa: S101 - a bug, not input
-        return Whole(index, "".join(self._texts), self._finish, self._told if head.tells_logprobs else None)
+        told = self._told if head.tells_logprobs else None
+        return Whole(index, "".join(self._texts), self._finish, told, self._calls)

@@ -67,6 +67,7 @@ class Metrics:
             "slipstream_http_errors", "Answers that say no, by the code in them.", ["code"], registry=self.registry
         )
         self._dropped = self._counter("clients_dropped", "Clients that took nothing of their answer for too long.")
+        self._timed_out = self._counter("requests_timed_out", "Requests that ended because their timeout had passed.")
         for reason in REASONS:
             self._finished.labels(reason)
 
@@ -99,6 +100,10 @@ class Metrics:
     def refused(self, code: str) -> None:
         """Count an answer that says no, by the code of its error: each limit has its own."""
         self._refused.labels(code).inc()
+
+    def timed_out(self) -> None:
+        """Count a request whose own timeout has passed, whatever had come of it."""
+        self._timed_out.inc()
 
     def dropped(self) -> None:
         """Count a client that was dropped because it took nothing."""

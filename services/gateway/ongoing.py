@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.gateway.answer import Accepted, Answer, Lost
+from services.gateway.deadlines import Deadline
 from services.gateway.echo import Echo
 from services.gateway.tokenizer import AnswerText
 from services.gateway.told import Telling, Told
+from services.gateway.tool_reading import Reading, ToldCall
 from shared.errors import GenerationFailed, ServingError
 from shared.ids import WorkerId
 from shared.protocol.messages import Finish, Logprobs, TokenRow
@@ -23,10 +25,11 @@ class News:
 
     text: str
     completion_tokens: int
-    finish: Ended | None
+    finish: Ended | Literal["tool_calls"] | None
     error: ServingError | None
     told: tuple[Told, ...] = ()
     """Tokens with their logprobs, if the answer tells any."""
+    calls: tuple[ToldCall, ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -35,17 +38,9 @@ class News:
 
 
 class Ongoing:
-    """One answer, its text, and how it ends. An ``echo`` is told with the first news; there are none before it."""
+    """One answer, its text, and how it ends."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        text: AnswerText,
-        *,
-        started_s: float,
-        telling: Telling | None = None,
-        echo: Echo | None = None,
-    ) -> None:
+    def __init__(self, answer: Answer, text: AnswerText, *, started_s: float, telling: Telling | None = None) -> None:
         self.answer = answer
         self.completion_tokens = 0
         self.logprob = 0.0
@@ -56,10 +51,15 @@ class Ongoing:
         self.first_token_s: float | None = None
         self.bell = asyncio.Event()
         """Rings when there is news; several answers may share one."""
+        self.deadline: Deadline | None = None
+        """When nobody waits any more; all answers to a request share one."""
+        self.reading: Reading | None = None
+        """How calls of tools are told from content, if tools may be called."""
+        self.echo: Echo | None = None
+        """What comes before the answer, if anything does: told with the first news, of which there are none before."""
         self._text = text
         self._telling = telling
-        self._echo = echo
-        self._is_echoed = echo is None
+        self._is_echoed = False
         self._unread = ""
         self._untold: list[Told] = []
         self._has_news = False
@@ -76,6 +76,8 @@ class Ongoing:
             return heard
         if heard.token_ids and self.first_token_s is None:
             self.first_token_s = now_s
+            if self.deadline is not None:
+                self.deadline.has_begun = True
         if self._is_prompt_only:
             # No step ends without a token, so the worker was asked for one. Of several answers each is, of which all
             # but the first find the prompt cached: no way of its own for what is rarely asked for.
@@ -108,10 +110,16 @@ class Ongoing:
         self._has_news = False
         text, self._unread = self._unread, ""
         told, self._untold = tuple(self._untold), []
-        if self._echo is not None and not self._is_echoed:
+        if self.echo is not None and not self._is_echoed:
             self._is_echoed = True
-            text, told = self._echo.text + text, (*self._echo.told, *told)
-        return News(text, self.completion_tokens, self.finish, self.error, told)
+            text, told = self.echo.text + text, (*self.echo.told, *told)
+        if self.reading is None:
+            return News(text, self.completion_tokens, self.finish, self.error, told)
+        content, calls = self.reading.read(text, is_over=self.finish is not None)
+        # one that was cut off may end in a call that is not whole, and has to say so
+        is_called = self.finish == "stop" and self.reading.has_calls
+        finish = "tool_calls" if is_called else self.finish
+        return News(content, self.completion_tokens, finish, self.error, told, calls)
 
     async def news(self) -> News:
         """Wait for something to tell, and return all of it. The caller bounds the wait."""
@@ -123,20 +131,20 @@ class Ongoing:
     @property
     def _must_wait(self) -> bool:
         """Whether what comes first is not known yet: another answer to the same prompt will hear of it."""
-        return self.error is None and self._echo is not None and not self._echo.is_whole
+        return self.error is None and self.echo is not None and not self.echo.is_whole
 
     @property
     def _is_prompt_only(self) -> bool:
-        return self._echo is not None and self._echo.is_all
+        return self.echo is not None and self.echo.is_all
 
     def _ring(self) -> None:
         self._has_news = True
         self.bell.set()
 
     def _hear_of_prompt(self, logprobs: Sequence[Logprobs]) -> None:
-        if self._echo is not None and logprobs:
-            self._echo.hear(logprobs)
-            if self._echo.is_whole:
+        if self.echo is not None and logprobs:
+            self.echo.hear(logprobs)
+            if self.echo.is_whole:
                 self._ring()  # for the other answers as well, whose news may have waited for it
 
     def _append(self, accepted: Accepted) -> None:

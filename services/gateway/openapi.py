@@ -22,6 +22,7 @@ _ERRORS = {
     429: "Too many requests: Retry-After says when to try again.",
     500: "The request failed.",
     503: "Nothing is served now: Retry-After says when to try again.",
+    504: "The answer was not whole within the request's own timeout.",
 }
 _NULL = {"type": "null"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}, "minItems": 1}
@@ -61,10 +62,20 @@ class _Route:
 
 
 _BODY_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+_GENERATION_ERRORS = (*_BODY_ERRORS, 504)
 ROUTES = (
-    _Route("post", "/v1/chat/completions", "chat", "Continue a chat.", Answer, ChatBody, _BODY_ERRORS, streams=True),
     _Route(
-        "post", "/v1/completions", "complete", "Continue a text.", Answer, CompletionBody, _BODY_ERRORS, streams=True
+        "post", "/v1/chat/completions", "chat", "Continue a chat.", Answer, ChatBody, _GENERATION_ERRORS, streams=True
+    ),
+    _Route(
+        "post",
+        "/v1/completions",
+        "complete",
+        "Continue a text.",
+        Answer,
+        CompletionBody,
+        _GENERATION_ERRORS,
+        streams=True,
     ),
     _Route("post", "/tokenize", "tokenize", "Tokens of a text or a chat.", TokenizeAnswer, TokenizeBody, _BODY_ERRORS),
     _Route("post", "/detokenize", "detokenize", "Text of tokens.", DetokenizeAnswer, DetokenizeBody, _BODY_ERRORS),

@@ -16,6 +16,7 @@ import asyncio
 import structlog
 
 from services.gateway.answer import Lost
+from services.gateway.deadlines import Deadline
 from services.gateway.ongoing import Ongoing
 from services.gateway.outbox import Outbox
 from services.gateway.queued import Queued, Waiting
@@ -79,6 +80,16 @@ class Owed:
         else:
             self._outbox.forget(request)
             self._ended(request)
+
+    def end_overdue(self, now_s: float) -> list[Deadline]:
+        """End every answer whose deadline has passed, and return these deadlines, each once."""
+        passed: dict[int, Deadline] = {}
+        for request, ongoing in list(self._ongoing.items()):
+            deadline = ongoing.deadline
+            if deadline is not None and deadline.at_s <= now_s:
+                passed[id(deadline)] = deadline
+                self.fail(request, deadline.error())
+        return list(passed.values())
 
     def fail_all(self, error: ServingError) -> None:
         """End every answer with an error."""

@@ -25,7 +25,8 @@ from shared.runtime.clock import Clock, monotonic, until_next, wall_clock_s
 from shared.runtime.part import wait_for_bus
 from shared.runtime.settings import GatewaySettings
 
-WATCH_S = 1.0
+WATCH_S = 0.25
+"""How late the end of an answer may be for which nobody waits any more."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 FLUSH_S = 2.0
 
@@ -147,6 +148,8 @@ class _Gateway:
     def _end_overdue(self) -> None:
         for request in self._owed.queued.since_before(self._clock() - self._max_queue_s):
             self._owed.fail(request, QueuedTooLong(f"there was no token within {self._max_queue_s:g} s"))
+        for _ in self._owed.end_overdue(self._clock()):
+            self.desk.metrics.timed_out()
 
     async def _drain(self) -> None:
         """Refuse newcomers, give running answers their time, then end them with an error."""

@@ -4,18 +4,19 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from services.gateway.asked import chat_of
-from services.gateway.bodies import INT32_MAX, ChatBody, ChatMessage, read_body
+from services.gateway.asked_tools import chat_of, check_template_kwargs, check_tools
+from services.gateway.bodies import INT32_MAX, ChatMessage, read_body
 from services.gateway.desk import Desk
 from services.gateway.door import Door
 from services.gateway.facts import json_response, unknown_model
 from services.gateway.formats import to_json
 from services.gateway.tokenizer import ModelTokenizer
+from services.gateway.tool_bodies import MAX_TOOLS, Tool
 from shared.errors import InvalidParameter
 
 MAX_CHARACTERS = 1_000_000
@@ -34,6 +35,8 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool = True
     """For a text; a chat has its special tokens from its template."""
     add_generation_prompt: Literal[True] = True
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
 
@@ -107,7 +110,9 @@ def _tokens_of(body: TokenizeBody, tokenizer: ModelTokenizer) -> tuple[int, ...]
         raise InvalidParameter("prompt: either a prompt or messages are needed", param="prompt")
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, is_chat=not body.add_special_tokens)
-    text = tokenizer.render(chat_of(ChatBody(model="", messages=body.messages or [])))
+    check_tools(body.tools)
+    check_template_kwargs(body.chat_template_kwargs)
+    text = tokenizer.render(chat_of(body.messages or (), body.tools, body.chat_template_kwargs))
     if len(text) > MAX_CHARACTERS:
         raise InvalidParameter(f"messages: at most {MAX_CHARACTERS} characters in all", param="messages")
     return tokenizer.encode(text, is_chat=True)

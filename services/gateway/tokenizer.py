@@ -1,15 +1,17 @@
 """The tokenizer side of the model: text to tokens, chat to text, tokens to text. No torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError, meta
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel, DecodeStream
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
+from services.gateway.chats import Chat
 from services.gateway.stops import StopMatcher
 from services.gateway.token_texts import TokenTexts
+from services.gateway.tool_calls import layout_of
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Sampling, TokenizerFiles
 
@@ -26,9 +28,16 @@ class ModelTokenizer:
         self._template = files.chat_template
         self._special_tokens = dict(files.special_tokens)
         self.texts = TokenTexts(self._tokenizer)
+        self.layout = layout_of(files.chat_template or "")
+        """How the model writes calls of tools, if it can be read."""
+        self._has_tools = _has_tools(files.chat_template)
+        added = self._tokenizer.get_added_tokens_decoder()
+        marks = () if self.layout is None else (self.layout.opening, self.layout.closing)
+        self.marker_ids = {token.content: token_id for token_id, token in added.items() if token.content in marks}
+        """The marks around calls that are single tokens of the model."""
+        self._special_marks = {one: mark for mark, one in self.marker_ids.items() if added[one].special}
         self.eos_ids = frozenset(files.eos_ids)
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.defaults: Sampling = files.defaults
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocabulary = max(vocabulary.values(), default=-1) + 1
@@ -48,14 +57,15 @@ class ModelTokenizer:
         """
         return tuple(self._tokenizer.encode_batch([text], add_special_tokens=not is_chat)[0].ids)
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+    def render(self, chat: Chat) -> str:
         """Return the chat as the model's own template writes it. Raises InvalidParameter if the template refuses it."""
         if self._template is None:
             raise InvalidParameter("this model has no chat template: use /v1/completions", param="messages")
+        if chat.tools and not self._has_tools:
+            raise InvalidParameter("tools: this model's chat template has no tools", param="tools")
+        told = {**chat.kwargs, **self._special_tokens, "add_generation_prompt": True}
         try:
-            rendered, _ = _render(
-                [list(messages)], chat_template=self._template, add_generation_prompt=True, **self._special_tokens
-            )
+            rendered, _ = _render([list(chat.messages)], tools=chat.tools, chat_template=self._template, **told)
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidParameter(f"the chat template refuses these messages: {error}", param="messages") from error
         return str(rendered[0])
@@ -68,16 +78,28 @@ class ModelTokenizer:
         """Return tokens as the vocabulary writes them; "" for an id that it has no word for."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def detokenizer(self, *, with_special: bool = False) -> "Detokenizer":
-        """Return a detokenizer for one text."""
-        return Detokenizer(self._tokenizer, with_special=with_special)
+    def detokenizer(self, *, keeps_marks: bool = False, with_special: bool = False) -> "Detokenizer":
+        """Return a detokenizer for one text; if told so it keeps special tokens that are marks around calls, or all."""
+        return Detokenizer(self._tokenizer, self._special_marks if keeps_marks else {}, with_special=with_special)
+
+
+def _has_tools(template: str | None) -> bool:
+    """Say whether a template tells the model of tools."""
+    if template is None:
+        return False
+    try:
+        return "tools" in meta.find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
+    except TemplateSyntaxError:
+        return False  # it will refuse every chat, and say why
 
 
 class Detokenizer:
     """Tokens to text, one by one. No piece ends within a character; the pieces together are the whole text decoded."""
 
-    def __init__(self, tokenizer: Tokenizer, *, with_special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str], *, with_special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._kept = kept
+        """Special tokens that are shown all the same."""
         self._skips_special = not with_special
         self._stream = DecodeStream(skip_special_tokens=self._skips_special)
         self._shown: list[int] = []
@@ -86,6 +108,8 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes, often none."""
+        if token_id in self._kept:
+            return self._keep(self._kept[token_id])
         self._pending.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer, token_id)
@@ -101,6 +125,12 @@ class Detokenizer:
         tail = self._text_of_pending()
         self._shown, self._pending = self._pending, []
         return tail
+
+    def _keep(self, mark: str) -> str:
+        """Return what is left and a special token behind it. The text goes on as after any other of them."""
+        tail = self.end()
+        self._stream, self._shown = DecodeStream(skip_special_tokens=self._skips_special), []
+        return tail + mark
 
     def _restart(self) -> str:
         """Begin a new stream: with byte fallback a bad byte changes how the bytes before it read, which were shown."""

@@ -164,7 +164,7 @@ class Executing:
         # tokens before the result: final tokens stand before the list that no longer names their request
         tokens = tuple(Write(names.tokens(gateway), encode(batch)) for gateway, batch in batches.items())
         await self.outbox.put(Answer(read.entry, (*tokens, Write(names.results(self.worker), encode(result)))))
-        self._log_step(accepted, settled, ran)
+        self._log_step(accepted, settled, ran, waited_s)
 
     async def _run(self, accepted: Accepted, begun: Begun | None) -> Ran:
         """Return what the step drew for the rows that were accepted. Raises whatever it raises."""
@@ -213,7 +213,7 @@ class Executing:
             running = self.thread.begin(step, turn.before if turn else None)
         return Begun(batch, running, turn)
 
-    def _log_step(self, accepted: Accepted, settled: Settled, ran: Ran) -> None:
+    def _log_step(self, accepted: Accepted, settled: Settled, ran: Ran, waited_s: float | None) -> None:
         for request, why in settled.failed.items():
             log.warning("request_failed", worker=self.worker, request=request, why=why)
         log.debug(
@@ -226,6 +226,7 @@ class Executing:
             drawn=sum(len(row.token_ids) for row in settled.rows),
             step_ms=round(ran.step_s * 1000, 3),
             idle_ms=round(ran.idle_s * 1000, 3),
+            waited_ms=None if waited_s is None else round(waited_s * 1000, 3),
         )
 
     async def _answer(self, entry: Entry, message: Message) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.worker.guide import Guide
 from services.worker.history import History
 from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Logprobs, Sampling, TokenizerFiles, WorkerSize
@@ -14,12 +15,13 @@ class Draw:
     """One token is to be drawn; ``position`` is its index in prompt + output.
 
     ``history`` is there if the draw depends on earlier tokens; the worker's ledger changes it when no step of its
-    request runs.
+    request runs. ``guide`` is there if the output follows a grammar; only the step that draws moves it on.
     """
 
     sampling: Sampling
     position: int
     history: History | None = None
+    guide: Guide | None = None
 
 
 LEAST = -9999.0
@@ -137,6 +139,9 @@ class Executor(Protocol):
         The step writes the batch into the pool and returns an outcome for each row that has one, in order of rows.
         Whatever either raises ends the worker's life under its present id.
         """
+
+    def expect(self, grammar: str) -> None:
+        """Begin to make what rows with this grammar will need, aside: a request that has it has arrived."""
 
     def forget(self) -> None:
         """Drop what the pool holds; the weights stay."""

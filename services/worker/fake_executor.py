@@ -16,6 +16,7 @@ from services.worker.executor import (
     LEAST,
     Batch,
     Draw,
+    DrawFailed,
     Drawn,
     Loaded,
     Outcome,
@@ -26,6 +27,7 @@ from services.worker.executor import (
     known_ids,
 )
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
+from services.worker.grammars import Allowed, Grammars, Guided, guided_of, without
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.progress import Progress
 from shared.errors import StartupError
@@ -56,7 +58,8 @@ class WrongBlock(Exception):
 class FakeExecutor:
     """A pool of (token, position) and a hash instead of a model, which is always certain of its token.
 
-    Sampling parameters change nothing, but that no answer ends before its least length.
+    Sampling parameters change nothing, but that no answer ends before its least length, and that a grammar is followed:
+    a token that it does not allow gives way to one that it does.
     """
 
     vocabulary = VOCABULARY
@@ -68,6 +71,7 @@ class FakeExecutor:
         self._step_s = step_s
         self._clock = clock
         self._sleep = sleep
+        self._grammars = Grammars(fake_tokenizer_files(), VOCABULARY)
         self.forget()
 
     def forget(self) -> None:
@@ -76,37 +80,50 @@ class FakeExecutor:
         self._tokens = np.full(slots, -1, dtype=np.int32)
         self._positions = np.full(slots, -1, dtype=np.int32)
 
+    def expect(self, grammar: str) -> None:
+        """Begin to make a grammar aside."""
+        self._grammars.expect(grammar)
+
     def execute(self, batch: Batch) -> tuple[Outcome, ...]:
         """Run a batch that awaits nothing. Raises WrongBlock."""
         return self.prepare(batch)(())
 
     def prepare(self, batch: Batch) -> Step:
         """Find the slots of all rows. The step raises WrongBlock."""
-        return partial(self._run, batch, [self._slots(row) for row in batch])
+        return partial(self._run, batch, [self._slots(row) for row in batch], guided_of(batch))
 
-    def _run(self, batch: Batch, slots: Sequence[_Slots], before: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    def _run(
+        self, batch: Batch, slots: Sequence[_Slots], guided: Sequence[Guided], before: Sequence[Outcome]
+    ) -> tuple[Outcome, ...]:
         """Write all rows, then read each drawing row's whole context back."""
         begun_s = self._clock()
         for row, of_row in zip(batch, slots, strict=True):
             self._tokens[of_row[row.start :]] = known_ids(row, before)
             self._positions[of_row[row.start :]] = range(row.start, row.end)
-        outcomes = tuple(self._next(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.has_outcome)
+        masks, drawing = self._grammars.masks(guided, before), 0
+        outcomes: list[Outcome] = []
+        for row, of_row in zip(batch, slots, strict=True):
+            if row.has_outcome:
+                outcomes.append(self._next(row, of_row, masks.get(drawing) if row.draw else None))
+            drawing += row.draw is not None
         self._sleep_until(begun_s + self._step_s)
-        return outcomes
+        return tuple(outcomes)
 
     def _slots(self, row: Row) -> _Slots:
         table = np.asarray(row.table, dtype=np.int64)
         slots = table[:, None] * self.size.block_tokens + np.arange(self.size.block_tokens)
         return slots.reshape(-1)[: row.end]
 
-    def _next(self, row: Row, slots: _Slots) -> Outcome:
+    def _next(self, row: Row, slots: _Slots, mask: Allowed | DrawFailed | None) -> Outcome:
         found = self._positions[slots]
         wrong = np.flatnonzero(found != np.arange(row.end))
         if wrong.size:
             at = int(wrong[0])
             raise WrongBlock(f"request {row.request}: position {at} reads back position {int(found[at])}")
         context = self._tokens[slots]
-        drawn = None if row.draw is None else _drawn(fake_next_token(context), row.draw)
+        if isinstance(mask, DrawFailed):
+            return mask
+        drawn = None if row.draw is None else _drawn(fake_next_token(context), row.draw, mask)
         if row.scores is not None:
             return Scored(_scored(row.scores, context), drawn)
         assert drawn is not None, "nothing else is asked of a row"  # noqa: S101 - for the type checker
@@ -127,9 +144,14 @@ def _scored(scores: Scores, context: npt.NDArray[np.int32]) -> tuple[Logprobs, .
     return tuple(told)
 
 
-def _drawn(token: int, draw: Draw) -> int | Drawn:
+def _drawn(token: int, draw: Draw, allowed: Allowed | None) -> int | Drawn:
     if draw.history is not None and draw.history.output_tokens < draw.sampling.min_tokens:
-        token = token if token not in draw.history.ending_ids else _FIRST_PRINTABLE
+        ending_ids = draw.history.ending_ids
+        token = token if token not in ending_ids else _FIRST_PRINTABLE
+        allowed = None if allowed is None else without(allowed, ending_ids)
+    if allowed is not None and not allowed[token]:
+        instead = np.flatnonzero(allowed)
+        token = int(instead[token % len(instead)])
     if draw.sampling.logprobs is None:
         return token
     return Drawn(token, Logprobs(0.0, (Ranked(token, 0.0),)[: draw.sampling.logprobs]))

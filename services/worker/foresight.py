@@ -70,7 +70,7 @@ class Foresight(Draft):
             raise Contradiction(f"request {slice_.request}: its table has no place for its next token")
         self._blocks.check_writable(slice_.request, held.table[at // block_tokens])
         held.computed = at + 1
-        draw = Draw(held.submit.sampling, at + 1)
+        draw = Draw(held.submit.sampling, at + 1, guide=held.guide)
         self._rows.append(Row(slice_.request, at, (0,), tuple(held.table), draw, awaits=place))
 
 
@@ -84,7 +84,10 @@ def came_true(foreseen: Batch, before: Sequence[Outcome], batch: Batch) -> bool:
 
 
 def _is_same(foreseen: Row, before: Sequence[Outcome], row: Row) -> bool:
-    """Return whether two rows compute the same. A draw's history is left out: a newcomer's is made with its draft."""
+    """Return whether two rows compute the same.
+
+    A draw's history and guide are left out: a newcomer's are made with its draft.
+    """
     if (foreseen.start, foreseen.table) != (row.start, row.table) or known_ids(foreseen, before) != row.token_ids:
         return False
     if foreseen.scores != row.scores:

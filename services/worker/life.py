@@ -54,6 +54,7 @@ class Life:
     def __init__(self, workplace: Workplace, part: Part, ledger: Ledger) -> None:
         self._bus = workplace.bus
         self._clock = workplace.thread.clock
+        self._executor = workplace.executor
         self._flush_s = workplace.flush_s
         self._part = part
         self._plans, self._results = part.streams
@@ -109,6 +110,10 @@ class Life:
             message = decode(entry.data)
         except ProtocolError as error:
             return self._unreadable("undecodable", error)
+        if isinstance(message, StepPlan):
+            for new in message.new:
+                if new.submit.sampling.grammar:
+                    self._executor.expect(new.submit.sampling.grammar)
         if isinstance(message, ClaimWorker | StepPlan):
             return message
         kind = type(message).__name__

@@ -13,6 +13,7 @@ from services.worker.attention_choice import chosen_path
 from services.worker.attention_path import AttentionPath
 from services.worker.compatibility import check_class, check_config, check_modules
 from services.worker.executor import Later, Loaded
+from services.worker.grammars import Grammars
 from services.worker.kv_size import BLOCK_TOKENS, free_memory_bytes, kv_blocks
 from services.worker.model_store import model_folder
 from services.worker.paged_attention import PagedAttention
@@ -54,7 +55,9 @@ def load_folder(
     serving = fitted(model, settings, path or chosen_path(progress))
     progress.check()
     later = _compiled(serving, settings)
-    return Loaded(serving.executor, tokenizer_files(folder), str(dtype).removeprefix("torch."), later)
+    files = tokenizer_files(folder)
+    serving.executor.follow(Grammars(files, serving.executor.vocabulary, threads=torch.get_num_threads()))
+    return Loaded(serving.executor, files, str(dtype).removeprefix("torch."), later)
 
 
 def _compiled(serving: Serving, settings: WorkerSettings) -> Later | None:

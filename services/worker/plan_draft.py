@@ -6,6 +6,7 @@ from typing import Literal
 
 from services.worker.blocks import Blocks, BlocksDraft, Contradiction
 from services.worker.executor import Batch, Draw, Row, Scores
+from services.worker.guide import Guide, guide_of
 from services.worker.history import History, history_of
 from shared.ids import BlockId, EntryId, RequestId
 from shared.paging.block_hash import BlockHash, HashChain
@@ -38,6 +39,8 @@ class Held:
     preemptions: int = 0
     history: History | None = None
     """Shared by copies: it reads the output, which they share as well."""
+    guide: Guide | None = None
+    """Likewise."""
 
     def copy(self) -> "Held":
         """Return a copy whose table is its own."""
@@ -53,6 +56,7 @@ class Held:
             self.cached_tokens,
             self.preemptions,
             self.history,
+            self.guide,
         )
 
     @property
@@ -162,6 +166,7 @@ class Draft:
         named = (*ids, *(bias.token_id for bias in submit.sampling.biases))
         held.usable = min(named, default=0) >= 0 and max(named, default=0) < self._model.vocabulary
         held.history = history_of(submit, held.output_ids, self._model.eos_ids)
+        held.guide = guide_of(submit, held.output_ids)
         held.cached_tokens = min(new.start, len(submit.prompt_ids))
         self._begin_table(held, new.start, new.blocks)
         self._held[submit.request] = held
@@ -191,7 +196,7 @@ class Draft:
             self._grow_table(held, slice_)
         self._check_slice(held, slice_)
         end = slice_.start + slice_.count
-        draw = Draw(held.submit.sampling, end, held.history) if end == held.known else None
+        draw = Draw(held.submit.sampling, end, held.history, held.guide) if end == held.known else None
         ids = held.token_ids(slice_.start, end)
         scores = _scores_of(held, slice_.start, end)
         self._rows.append(Row(slice_.request, slice_.start, ids, tuple(held.table), draw, scores=scores))

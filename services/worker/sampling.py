@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from services.worker.executor import Draw, DrawFailed, Drawn
+from services.worker.grammars import FREE, Masks
 from services.worker.sampling_adjust import adjusted, is_adjusted
 from services.worker.sampling_chunks import Chunks
 from services.worker.sampling_logprobs import logprobs_of
@@ -20,21 +21,29 @@ NOT_FINITE = DrawFailed("logits that are not finite")
 DrawnToken = int | Drawn | DrawFailed
 
 
-def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[DrawnToken, ...]:
-    """Return one token for each row of ``[rows, vocabulary]``; a row without finite logits fails alone."""
+def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw], masks: Masks = FREE) -> tuple[DrawnToken, ...]:
+    """Return one token for each row of ``[rows, vocabulary]``, within its mask if it has one.
+
+    A row without finite logits, or whose grammar failed, fails alone.
+    """
     logits = logits.float()
     chunks = Chunks(logits)
-    changed = [index for index, draw in enumerate(draws) if is_adjusted(draw)]
-    plain = range(len(draws)) if not changed else sorted(set(range(len(draws))) - set(changed))
+    failed = {index: mask for index, mask in masks.items() if isinstance(mask, DrawFailed)}
+    allowed = {index: mask for index, mask in masks.items() if not isinstance(mask, DrawFailed)}
+    changed = [i for i, draw in enumerate(draws) if i not in failed and (i in allowed or is_adjusted(draw))]
+    plain = sorted(set(range(len(draws))) - {*changed, *failed}) if changed or failed else range(len(draws))
     drawn = dict(zip(plain, _draw(chunks, plain, [draws[index] for index in plain]), strict=True))
     if changed:
         asked = [draws[index] for index in changed]
-        copies = Chunks(adjusted(logits[changed], asked))
+        copies = Chunks(adjusted(logits[changed], asked, [allowed.get(index) for index in changed]))
         drawn |= zip(changed, _draw(copies, range(len(changed)), asked), strict=True)
-    tokens = [drawn[index] for index in range(len(draws))]
-    outcomes: list[DrawnToken] = [NOT_FINITE if token is None else token for token in tokens]
+    outcomes: list[DrawnToken] = [failed.get(index) or _outcome(drawn[index]) for index in range(len(draws))]
     _tell_logprobs(chunks, draws, outcomes)
     return tuple(outcomes)
+
+
+def _outcome(token: int | None) -> DrawnToken:
+    return NOT_FINITE if token is None else token
 
 
 def _draw(chunks: Chunks, rows: Sequence[int], draws: Sequence[Draw]) -> list[int | None]:

@@ -1,6 +1,7 @@
-"""What changes the logits of a row before anything is drawn: bans, biases, penalties. In vLLM's order.
+"""What changes the logits of a row before anything is drawn: grammar, bans, biases, penalties. In vLLM's order.
 
-Each touches few of a row's logits: those that are named, or that were seen. Only rows that ask for it are copied.
+All but a grammar touch few of a row's logits: those that are named, or that were seen. Only rows that ask for it are
+copied.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from services.worker.executor import Draw
+from services.worker.grammars import Allowed, without
 from services.worker.history import History, penalises
 from shared.protocol.messages import Sampling
 
@@ -23,17 +25,32 @@ def is_adjusted(draw: Draw) -> bool:
     return draw.history is not None and (penalises(draw.sampling) or _may_not_end(draw.sampling, draw.history))
 
 
-def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Change ``[rows, vocabulary]`` in place, one row for each draw, and return it."""
-    for row, draw in zip(logits.numpy(), draws, strict=True):
+def adjusted(logits: torch.Tensor, draws: Sequence[Draw], masks: Sequence[Allowed | None]) -> torch.Tensor:
+    """Change ``[rows, vocabulary]`` in place, one row for each draw and what its grammar allows, and return it."""
+    for row, draw, allowed in zip(logits.numpy(), draws, masks, strict=True):
+        if allowed is None:
+            _ban_ends(row, draw)
+        else:
+            _keep(row, draw, allowed)
         _adjust(row, draw)
     return logits
 
 
+def _keep(row: _Row, draw: Draw, allowed: Allowed) -> None:
+    history = draw.history
+    if history is not None and _may_not_end(draw.sampling, history):
+        allowed = without(allowed, history.ending_ids)
+    np.copyto(row, -np.inf, where=~allowed)
+
+
+def _ban_ends(row: _Row, draw: Draw) -> None:
+    history = draw.history
+    if history is not None and _may_not_end(draw.sampling, history):
+        row[history.ending_ids[history.ending_ids < len(row)]] = -np.inf
+
+
 def _adjust(row: _Row, draw: Draw) -> None:
     sampling, history = draw.sampling, draw.history
-    if history is not None and _may_not_end(sampling, history):
-        row[history.ending_ids[history.ending_ids < len(row)]] = -np.inf
     for bias in sampling.biases:
         row[bias.token_id] += np.float32(bias.bias)
     if history is not None and penalises(sampling):

@@ -11,12 +11,15 @@ import numpy.typing as npt
 import torch
 
 from services.worker.attention_path import RunningStep, StepView
-from services.worker.executor import Batch, Draw, Outcome, Step, token_of
+from services.worker.executor import Batch, Draw, DrawFailed, Outcome, Step, token_of
+from services.worker.grammars import FREE, Grammars, Guided, Masks, guided_of
 from services.worker.paged_attention import PagedAttention
 from services.worker.program import Program
 from services.worker.prompt_scores import Asked, LogitsAt, layers_run_once, with_scores
 from services.worker.sampling import draw_tokens
 from shared.protocol.messages import WorkerSize
+
+_NO_GRAMMARS = DrawFailed("this executor follows no grammars")
 
 
 class _Output(Protocol):
@@ -41,6 +44,7 @@ class TorchExecutor:
         self._model: CausalModel | None = model
         self._attention = attention
         self._program: Program | None = None
+        self._grammars: Grammars | None = None
         self.size = size
         self.vocabulary = vocabulary
 
@@ -57,6 +61,15 @@ class TorchExecutor:
     def take_over(self, program: Program) -> None:
         """Run steps as a program from now on; the model is let go. Between two steps only."""
         self._program, self._model = program, None
+
+    def follow(self, grammars: Grammars) -> None:
+        """Let rows follow grammars from now on. Before any step."""
+        self._grammars = grammars
+
+    def expect(self, grammar: str) -> None:
+        """Begin to make a grammar aside."""
+        if self._grammars is not None:
+            self._grammars.expect(grammar)
 
     def forget(self) -> None:
         """Do nothing: a slot is always written before a row that owns it reads it."""
@@ -75,11 +88,20 @@ class TorchExecutor:
         prepared.feed(before)
         if prepared.asked is None:
             with torch.inference_mode():
-                return draw_tokens(self._forward(prepared.view, prepared.wanted), prepared.draws)
+                logits = self._forward(prepared.view, prepared.wanted)
+                return draw_tokens(logits, prepared.draws, self._masks(prepared.guided, before))
         with torch.inference_mode(), self._attention.step(prepared.view) as step, self._head(prepared.view, step) as at:
             # the rows that draw go through the head by themselves, as in any step: nothing of theirs changes
-            drawn = draw_tokens(at(prepared.wanted), prepared.draws)
+            logits = at(prepared.wanted)
+            drawn = draw_tokens(logits, prepared.draws, self._masks(prepared.guided, before))
             return with_scores(prepared.batch, drawn, prepared.asked.told(at))
+
+    def _masks(self, guided: Sequence[Guided], before: Sequence[Outcome]) -> Masks:
+        if not guided:
+            return FREE
+        if self._grammars is None:
+            return {one.place: _NO_GRAMMARS for one in guided}
+        return self._grammars.masks(guided, before)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Write a batch into the pool and return ``[rows that draw, vocabulary]``."""
@@ -133,6 +155,7 @@ class Prepared:
     awaited: Sequence[int]
     """For each of them the place among the outcomes of the step before."""
     asked: Asked | None
+    guided: Sequence[Guided] = ()
 
     @classmethod
     def of(cls, batch: Batch, block_tokens: int) -> "Prepared":
@@ -142,7 +165,7 @@ class Prepared:
         awaited = [row.awaits for row in batch if row.awaits is not None]
         draws = [row.draw for row in batch if row.draw is not None]
         awaiting, asked = view.firsts[rows].astype(np.int64), Asked.of(batch, view.firsts)
-        return cls(batch, view, last_tokens(batch), draws, awaiting, awaited, asked)
+        return cls(batch, view, last_tokens(batch), draws, awaiting, awaited, asked, guided_of(batch))
 
     def feed(self, before: Sequence[Outcome]) -> None:
         """Fill in what the step before has drawn."""

@@ -9,7 +9,9 @@ from shared.errors import ProtocolError
 from shared.protocol.messages import Message
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Larger than the largest legal snapshot: 256 residents of 32,768 tokens at five bytes each are 42 MB."""
+"""Larger than the largest legal snapshot: 256 residents of 32,768 tokens at five bytes each are 42 MB,
+with the largest grammar each another 17 MB.
+"""
 
 _M = TypeVar("_M")
 

@@ -51,6 +51,8 @@ class Sampling(Struct, frozen=True, array_like=True):
     """Tokens that end the answer beside the model's own, even if those are ignored."""
     logprobs: Count | None = None
     """How many of the likeliest tokens are told, with their logprobs, beside the one drawn; None: nothing is."""
+    grammar: str = ""
+    """A grammar of llguidance's, as its own JSON, that the text of the answer follows; empty: it is free."""
     prompt_logprobs: Count | None = None
     """The same for each token of the prompt but the first: then all of it is computed, whatever is cached."""
 

@@ -40,7 +40,7 @@ CASES: list[Case] = [
     (CHAT, {"model": MODEL, "messages": []}, 400, "messages", None),
     (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "x" * 9000}]}, 400, "messages", None),
     (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": -5}, 400, "max_tokens", None),
-    (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools", None),
+    (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools[0].type", None),
 ]
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 
 from shared.runtime.clock import monotonic
-from tests.end_to_end.served import FAKE, MODEL, eventually, figures, nothing_is_left, url_of
+from tests.end_to_end.asking import CHAT, COMPLETIONS, post, read_all, serves, session_of, stream
+from tests.end_to_end.served import FAKE, MODEL, eventually, figures, nothing_is_left
 from tests.integration.processes import Up, is_gone, slipstream_up
 
 pytestmark = pytest.mark.timeout(120)
@@ -22,8 +23,6 @@ pytestmark = pytest.mark.timeout(120)
 SLOTS, QUEUE = 4, 16
 CONTEXT = 8192
 KEY = "sk-a-long-key-of-nobody"
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-Answer = tuple[int, Any, float]
 
 
 @pytest.fixture(scope="module")
@@ -33,63 +32,12 @@ def up() -> Iterator[Up]:
         yield running.until_ready()
 
 
-@asynccontextmanager
-async def session_of(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=60)
-    async with aiohttp.ClientSession(url_of(up), connector=connector, timeout=timeout) as session:
-        yield session
-
-
-async def post(session: aiohttp.ClientSession, path: str = COMPLETIONS, **fields: Any) -> Answer:
-    """Return status, body and the seconds that it took."""
-    began_s = monotonic()
-    body = {"model": MODEL, **fields}
-    async with session.post(path, json=body) as response:
-        assert response.content_type == "application/json"
-        if response.status in {429, 503}:
-            assert float(response.headers["Retry-After"]) > 0
-        return response.status, await response.json(), monotonic() - began_s
-
-
-async def serves(session: aiohttp.ClientSession, within_s: float = 2.0) -> None:
-    status, answer, took_s = await post(session, prompt="hi", max_tokens=4, ignore_eos=True)
-    assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
-    assert took_s < within_s
-
-
-def stream(session: aiohttp.ClientSession, **fields: Any) -> Any:
-    return session.post(COMPLETIONS, json={"model": MODEL, "stream": True, "ignore_eos": True, **fields})
-
-
-async def read_all(response: aiohttp.ClientResponse) -> list[str]:
-    return [line.decode().removeprefix("data: ").strip() async for line in response.content if line.startswith(b"data")]
-
-
 async def test_bb_1_a_prompt_beyond_the_context_is_a_400_at_once_and_the_next_request_is_served(up: Up) -> None:
     async with session_of(up) as session:
         status, answer, took_s = await post(session, prompt=[1] * (CONTEXT + 1), max_tokens=1)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert took_s < 1
         await serves(session)
-
-
-async def test_bb_8_a_hundred_clients_that_leave_after_their_first_chunk_leave_nothing_behind(
-    short_folder: Path,
-) -> None:
-    with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "5") as up:
-        up.until_ready()
-        async with session_of(up) as session:
-
-            async def leave_early(number: int) -> None:
-                async with stream(session, prompt=f"n {number}", max_tokens=500) as response:
-                    assert response.status == 200
-                    await response.content.readany()
-                    response.close()
-
-            await asyncio.gather(*map(leave_early, range(100)))
-            await eventually(nothing_is_left, up)
-            await serves(session)
 
 
 async def test_bb_9_a_client_that_hangs_up_on_a_whole_answer_is_an_abort_and_its_computation_stops(up: Up) -> None:
@@ -136,60 +84,6 @@ async def test_bb_13_a_client_that_closes_on_seeing_the_end_mark_is_no_abort(up:
     found = await eventually(lambda found: found[finished] == before[finished] + 1, up)
     aborts = 'slipstream_requests_finished_total{reason="abort"}'
     assert found[aborts] == before[aborts]
-
-
-async def test_bb_14_a_flood_gets_200_or_429_each_and_refusals_come_at_once(up: Up) -> None:
-    async with session_of(up) as session:
-        flood = 5 * (SLOTS + QUEUE)
-        answers = await asyncio.gather(
-            *(post(session, prompt="x", max_tokens=100, ignore_eos=True) for _ in range(flood))
-        )
-        refused = [(answer, took_s) for status, answer, took_s in answers if status == 429]
-        whole = [answer for status, answer, _ in answers if status == 200]
-        assert len(refused) + len(whole) == flood
-        assert len(whole) >= QUEUE
-        assert {answer["error"]["code"] for answer, _ in refused} == {"queue_full"}
-        assert all(answer["usage"]["completion_tokens"] == 100 for answer in whole)
-        # what the client itself needs for a hundred requests at once on one core is in these times too
-        assert sorted(took_s for _, took_s in refused)[len(refused) // 2] < 0.5
-        await serves(session)
-        _, _, took_s = await first_refusal(session)
-        assert took_s < 0.1
-
-
-async def first_refusal(session: aiohttp.ClientSession) -> Answer:
-    """Fill slots and queue until somebody is refused, and return the answer of one that comes alone after that."""
-    fields: dict[str, Any] = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
-    waiting = [asyncio.ensure_future(post(session, **fields)) for _ in range(SLOTS + 2 * QUEUE)]
-    try:
-        done, _ = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
-        assert {one.result()[0] for one in done} == {429}
-        answer = await post(session, **fields)
-        assert answer[0] == 429
-        return answer
-    finally:
-        for one in waiting:
-            one.cancel()
-        await asyncio.wait(waiting, timeout=20)
-
-
-async def test_bb_22_with_every_third_gone_the_queue_always_drains(up: Up) -> None:
-    async with session_of(up) as session:
-
-        async def ask(number: int) -> int:
-            fields: dict[str, Any] = {"prompt": f"n {number}", "max_tokens": 20, "ignore_eos": True}
-            if number % 3:
-                return (await post(session, **fields))[0]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await post(session, **fields)
-            return 0
-
-        for _ in range(10):
-            statuses = await asyncio.gather(*map(ask, range(3 * SLOTS)))
-            assert [status for number, status in enumerate(statuses) if number % 3] == [200] * (2 * SLOTS)
-        await eventually(nothing_is_left, up)
-        await serves(session)
 
 
 MESSAGES = [{"role": "user", "content": "x" * (CONTEXT + 1)}]

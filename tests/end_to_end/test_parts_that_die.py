@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from services.worker.executor import LEAST
 from services.worker.fake_executor import fake_next_token
 from tests.end_to_end.served import FAKE, MODEL, client_of, eventually, nothing_is_left
+from tests.end_to_end.undisturbed import expected_texts, stream, texts_across
 from tests.integration.processes import Up, slipstream_up
 
 pytestmark = pytest.mark.timeout(120)
@@ -19,45 +19,14 @@ STREAMS, TOKENS = 8, 150
 PROMPTS, PROMPT_TOKENS = 4, 2000
 
 
-def expected_text(prompt: str, tokens: int) -> str:
-    """Return what the fake executor says after a prompt when nothing goes wrong: its control tokens are no text."""
-    ids = list(prompt.encode())
-    for _ in range(tokens):
-        ids.append(fake_next_token(ids))
-    return bytes(token for token in ids[len(prompt.encode()) :] if token < 256).decode()
-
-
-async def stream(up: Up, prompt: str, streaming: asyncio.Event) -> str:
-    async with client_of(up) as client:
-        pieces = await client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=TOKENS, stream=True, extra_body={"ignore_eos": True}
-        )
-        text = []
-        async for piece in pieces:
-            text.append(piece.choices[0].text)
-            streaming.set()
-    return "".join(text)
-
-
-async def texts_across(up: Up, blow: Callable[[], None]) -> list[str]:
-    """Stream, strike once all streams run, and return what they came to."""
-    running = [asyncio.Event() for _ in range(STREAMS)]
-    streams = [asyncio.ensure_future(stream(up, f"prompt {n}", running[n])) for n in range(STREAMS)]
-    async with asyncio.timeout(60):
-        await asyncio.gather(*(event.wait() for event in running))
-    blow()
-    async with asyncio.timeout(60):
-        return await asyncio.gather(*streams)
-
-
-EXPECTED = [expected_text(f"prompt {n}", TOKENS) for n in range(STREAMS)]
+EXPECTED = expected_texts(STREAMS, TOKENS)
 
 
 @pytest.mark.parametrize("part", ["scheduler", "worker"])
 async def test_streams_go_on_when_a_part_is_killed(part: str, short_folder: Path) -> None:
     with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "15") as up:
         up.until_ready()
-        assert await texts_across(up, lambda: os.kill(up.part(part), signal.SIGKILL)) == EXPECTED
+        assert await texts_across(up, lambda: os.kill(up.part(part), signal.SIGKILL), STREAMS, TOKENS) == EXPECTED
         found = await eventually(nothing_is_left, up)
         assert found['slipstream_requests_finished_total{reason="length"}'] == STREAMS
         assert found['slipstream_requests_finished_total{reason="error"}'] == 0
@@ -107,14 +76,17 @@ async def echoed_logprobs(up: Up, prompt: list[int]) -> list[float | None]:
 async def test_streams_go_on_when_one_of_two_workers_is_killed(short_folder: Path) -> None:
     with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "15", "--workers", "2", "--max-num-seqs", "4") as up:
         up.until_ready()
-        assert await texts_across(up, lambda: os.kill(up.running("worker")[0], signal.SIGKILL)) == EXPECTED
+        assert (
+            await texts_across(up, lambda: os.kill(up.running("worker")[0], signal.SIGKILL), STREAMS, TOKENS)
+            == EXPECTED
+        )
 
 
 async def test_a_killed_gateway_is_started_again_and_what_it_owed_is_computed_no_further(short_folder: Path) -> None:
     with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "15") as up:
         up.until_ready()
         old = up.part("gateway")
-        request = asyncio.ensure_future(stream(up, "prompt", asyncio.Event()))
+        request = asyncio.ensure_future(stream(up, "prompt", TOKENS, asyncio.Event()))
         await eventually(lambda found: found["slipstream_requests_running"] == 1, up)
         os.kill(old, signal.SIGKILL)
         with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the client makes of a broken connection
@@ -128,7 +100,7 @@ async def stream_once_served(up: Up) -> str:
     async with asyncio.timeout(60):
         while True:
             try:
-                return await stream(up, "prompt 0", asyncio.Event())
+                return await stream(up, "prompt 0", TOKENS, asyncio.Event())
             except Exception:  # noqa: BLE001 - not yet: refused, or not ready
                 await asyncio.sleep(0.1)
 
@@ -136,7 +108,10 @@ async def stream_once_served(up: Up) -> str:
 async def test_streams_go_on_when_the_server_dies_and_a_gateway_started_after_that_serves(short_folder: Path) -> None:
     with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "15") as up:
         up.until_ready()
-        assert await texts_across(up, lambda: os.kill(up.part("valkey-server"), signal.SIGKILL)) == EXPECTED
+        assert (
+            await texts_across(up, lambda: os.kill(up.part("valkey-server"), signal.SIGKILL), STREAMS, TOKENS)
+            == EXPECTED
+        )
         await eventually(nothing_is_left, up)
         os.kill(up.part("gateway"), signal.SIGKILL)
         assert await stream_once_served(up) == EXPECTED[0]
@@ -147,10 +122,10 @@ async def test_who_waited_when_the_server_died_is_served_though_nobody_else_come
     with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "10", "--max-num-seqs", "1") as up:
         up.until_ready()
         runs = asyncio.Event()
-        first = asyncio.ensure_future(stream(up, "prompt 0", runs))
+        first = asyncio.ensure_future(stream(up, "prompt 0", TOKENS, runs))
         async with asyncio.timeout(60):
             await runs.wait()
-        waits = asyncio.ensure_future(stream(up, "prompt 1", asyncio.Event()))
+        waits = asyncio.ensure_future(stream(up, "prompt 1", TOKENS, asyncio.Event()))
         await eventually(lambda found: found["slipstream_requests_waiting"] == 1, up)
         os.kill(up.part("valkey-server"), signal.SIGKILL)
         async with asyncio.timeout(30):

@@ -39,6 +39,7 @@ class Trips:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.size, self.vocabulary, self.forget = executor.size, executor.vocabulary, executor.forget
+        self.expect = executor.expect
         self.armed = False
 
     def prepare(self, batch: Batch) -> Step:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from services.gateway.asked import (
     Limits,
     answers_each,
-    chat_of,
     check,
     check_least,
     limits_of,
@@ -19,6 +18,7 @@ from services.gateway.asked import (
     told_logprobs,
 )
 from services.gateway.asked_sampling import sampling_of, sampling_of_choice
+from services.gateway.asked_tools import chat_of
 from services.gateway.bodies import ChatBody, CompletionBody, read_body
 from services.gateway.tokenizer import ModelTokenizer
 from services.worker.fake_tokenizer import VOCABULARY, fake_tokenizer_files
@@ -117,10 +117,17 @@ REFUSED = [
     ({"cache_salt": 5}, "cache_salt"),
     ({"cache_salt": ["s"]}, "cache_salt"),
     ({"store": True}, "store"),
-    ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "nope"}}, "response_format"),
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": -1}, "timeout"),
+    ({"timeout": 3600.5}, "timeout"),
+    ({"timeout": "soon"}, "timeout"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"response_format": "json_object"}, "response_format"),
+    ({"response_format": {"type": "nope"}}, "response_format.type"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format.json_schema.schema"),
     ({"logprobs": "yes"}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": None}, "top_logprobs"),
@@ -156,7 +163,12 @@ REFUSED_CHATS = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "pirate", "content": "hi"}]}, "messages[0].role"),
-    ({"messages": [*MESSAGES, {"role": "tool", "content": "4"}]}, "messages[1].role"),
+    ({"messages": [*MESSAGES, {"role": "tool", "content": "4"}]}, "messages[1].tool_call_id"),
+    ({"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "c"}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": "hi", "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}, "messages[0].tool_calls[0].type"),
     ({"messages": [{"role": "user", "content": "hi", "tool_calls": []}]}, "messages[0].tool_calls"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
@@ -218,7 +230,10 @@ def test_a_missing_field_is_named() -> None:
 def test_text_parts_become_one_text_and_a_developer_speaks_as_the_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = chat(messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}])
-    assert chat_of(body) == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a\nb"}]
+    assert chat_of(body.messages).messages == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a\nb"},
+    ]
 
 
 def test_the_models_own_defaults_stand_where_the_request_says_nothing() -> None:

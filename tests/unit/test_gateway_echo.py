@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from services.gateway.asked import prompt_ids_of
 from services.gateway.bodies import CompletionBody, read_body
-from services.gateway.echo import MAX_TOLD, EchoText, read_prompts
+from services.gateway.echo import MAX_TOLD, EchoText, echo_texts, echoes_of
 from services.gateway.tokenizer import ModelTokenizer
 from services.worker.fake_tokenizer import EOS_ID, fake_tokenizer_files
 from shared.errors import InvalidParameter
@@ -22,9 +23,8 @@ SERVED = 10_000
 
 def echoed(tokenizer: ModelTokenizer = TOKENIZER, **fields: Any) -> list[EchoText]:
     asked = {"model": "m", "echo": True, "logprobs": 0, **fields}
-    _, texts = read_prompts(read_body(CompletionBody, msgspec.json.encode(asked)), tokenizer, SERVED)
-    assert texts is not None
-    return list(texts)
+    body = read_body(CompletionBody, msgspec.json.encode(asked))
+    return list(echo_texts(body, prompt_ids_of(body, tokenizer, SERVED), tokenizer))
 
 
 def putting_bos_first() -> ModelTokenizer:
@@ -43,7 +43,7 @@ def test_a_text_is_repeated_as_it_is_and_token_ids_as_they_read() -> None:
 
 def test_what_is_not_to_be_repeated_is_not_read_again() -> None:
     body = read_body(CompletionBody, b'{"model": "m", "prompt": "hi", "logprobs": 2}')
-    assert read_prompts(body, TOKENIZER, SERVED) == (((104, 105),), None)
+    assert echoes_of(body, ((104, 105),), TOKENIZER) == [None]
 
 
 def test_a_special_token_takes_its_place_if_it_is_in_the_text_and_none_if_the_tokenizer_puts_it_there() -> None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from jinja2 import Environment
 
+from services.gateway.chats import Chat
 from services.gateway.tokenizer import ModelTokenizer
 from services.worker.fake_tokenizer import fake_tokenizer_files
 from shared.errors import InvalidParameter
@@ -29,7 +30,7 @@ WAYS_OUT = [
 
 def rendered(template: str) -> str:
     files = msgspec.structs.replace(fake_tokenizer_files(), chat_template=template)
-    return ModelTokenizer(files).render(MESSAGES)
+    return ModelTokenizer(files).render(Chat(MESSAGES))
 
 
 def is_harmless(text: str) -> bool:

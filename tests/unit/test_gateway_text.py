@@ -11,6 +11,7 @@ from tokenizers.decoders import ByteFallback, Fuse, Sequence
 from tokenizers.models import BPE
 
 from services.gateway.answer import Answer, Wanted
+from services.gateway.chats import Chat
 from services.gateway.ongoing import Ongoing
 from services.gateway.tokenizer import AnswerText, Detokenizer, ModelTokenizer
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
@@ -78,7 +79,7 @@ def test_the_default_model_reads_a_text_cut_anywhere_as_when_decoded_at_once(tex
 
 @pytest.mark.model
 def test_the_default_model_renders_a_chat_as_it_was_trained() -> None:
-    rendered = default_model().render([{"role": "user", "content": "hi"}])
+    rendered = default_model().render(Chat([{"role": "user", "content": "hi"}]))
     assert rendered.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -86,7 +87,7 @@ def test_a_bad_byte_that_changes_what_was_shown_does_not_break_a_stream_with_byt
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"word": 256}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     tokenizer.decoder = Sequence([ByteFallback(), Fuse()])
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, {})
     shown = [detokenizer.push(token_id) for token_id in (ord("a"), 0xE6, 256, 256)]
     assert "".join(shown) == "a\N{REPLACEMENT CHARACTER}wordword"
     assert detokenizer.end() == ""

@@ -75,6 +75,9 @@ class Breaking:
         self.released = threading.Event()
         self.forgotten = 0
 
+    def expect(self, grammar: str) -> None:
+        self._inner.expect(grammar)
+
     def forget(self) -> None:
         self.forgotten += 1
         self._inner.forget()

@@ -1,0 +1,159 @@
+"""Tools with a real model, whose template we wrote, through the official client against `slipstream up`."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from tests.end_to_end.served import client_of, eventually, nothing_is_left, url_of
+from tests.integration.processes import Up, slipstream_up
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+
+NAME = "with-tools"
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+Call functions with a JSON object in <tool_call></tool_call>:
+<tool_call>
+{"name": <function-name>, "arguments": <arguments>}
+</tool_call>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"""
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather in a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "maxLength": 20},
+                    "unit": {"enum": ["celsius", "fahrenheit"]},
+                },
+                "required": ["city", "unit"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "get_time", "description": "The time now."}},
+]
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+@pytest.fixture(scope="module")
+def up(model_folder: Path) -> Iterator[Up]:
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / NAME
+        shutil.copytree(model_folder, model, copy_function=lambda source, target: Path(target).symlink_to(source))
+        (model / "chat_template.jinja").unlink()
+        (model / "chat_template.jinja").write_text(TEMPLATE)
+        flags = ("--model", str(model), "--served-model-name", NAME, "--dtype", "float32", "--compile", "off")
+        with slipstream_up(Path(folder), *flags) as running:
+            yield running.until_ready(within_s=120)
+
+
+@pytest.fixture
+async def client(up: Up) -> AsyncIterator[AsyncOpenAI]:
+    async with client_of(up) as opened:
+        yield opened
+
+
+def is_weather(arguments: str) -> bool:
+    told = json.loads(arguments)
+    return set(told) == {"city", "unit"} and told["unit"] in {"celsius", "fahrenheit"} and len(told["city"]) <= 20
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_a_required_call_is_made_with_arguments_that_follow_the_schema(
+    client: AsyncOpenAI, temperature: float
+) -> None:
+    answer = await client.chat.completions.create(
+        model=NAME,
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=temperature,
+        seed=5,
+        max_tokens=120,
+    )
+    (choice,) = answer.choices
+    calls: Any = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content, len(calls)) == ("tool_calls", None, 1)
+    (call,) = calls
+    expected = is_weather(call.function.arguments) if call.function.name == "get_weather" else call.function.arguments
+    assert expected in {True, "{}"}
+
+
+async def test_a_named_function_is_called_and_a_stream_says_what_the_whole_answer_says(client: AsyncOpenAI) -> None:
+    fields: Any = {
+        "model": NAME,
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        "temperature": 0.8,
+        "seed": 3,
+        "max_tokens": 120,
+    }
+    whole = await client.chat.completions.create(**fields)
+    calls: Any = whole.choices[0].message.tool_calls
+    (call,) = calls
+    assert call.function.name == "get_weather"
+    assert is_weather(call.function.arguments)
+    pieces = []
+    async for chunk in await client.chat.completions.create(**fields, stream=True):
+        pieces += [one.function for one in chunk.choices[0].delta.tool_calls or []]
+    assert [piece.name for piece in pieces if piece.name] == ["get_weather"]
+    assert "".join(piece.arguments or "" for piece in pieces) == call.function.arguments
+
+
+async def test_a_call_and_its_result_go_back_to_the_model(client: AsyncOpenAI) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    turns: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    fields: Any = {"model": NAME, "max_tokens": 4, "temperature": 0}
+    plain = await client.chat.completions.create(messages=MESSAGES, **fields)
+    answer = await client.chat.completions.create(messages=turns, tools=TOOLS, tool_choice="none", **fields)
+    assert plain.usage is not None
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > plain.usage.prompt_tokens + 100
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content
+
+
+async def test_the_template_is_told_what_the_client_says(up: Up) -> None:
+    counts = []
+    async with aiohttp.ClientSession(url_of(up)) as session:
+        for kwargs in ({}, {"enable_thinking": False}):
+            body = {"messages": MESSAGES, "chat_template_kwargs": kwargs}
+            async with session.post("/tokenize", json=body) as response:
+                assert response.status == 200
+                counts.append((await response.json())["count"])
+    assert counts[1] > counts[0]
+
+
+async def test_an_answer_that_takes_longer_than_its_timeout_is_a_504_and_nothing_goes_on(up: Up) -> None:
+    body = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "timeout": 2, "n": 2}
+    async with aiohttp.ClientSession(url_of(up)) as session, session.post("/v1/completions", json=body) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (504, "timeout")
+    await eventually(nothing_is_left, up)

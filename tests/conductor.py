@@ -9,14 +9,23 @@ from dataclasses import dataclass, field
 
 from services.scheduler.wire import outcomes_of, plan_of, request_of, request_of_resident
 from services.worker.executor import Batch, Executor, Outcome
-from services.worker.foresight import came_true, drawing_of
+from services.worker.foresight import came_true, drawing_of, places_of
 from services.worker.plan_draft import Model
 from services.worker.residents import Accepted, Ledger
 from shared.ids import EntryId, GatewayId, RequestId, WorkerId
 from shared.paging.block_hash import TokenPrefix
 from shared.paging.pool import BlockPool
 from shared.paging.reservation import KV_MANAGERS
-from shared.protocol.messages import Sampling, StepPlan, StepResult, SubmitRequest, TokenBatch, WorkerSize, WorkerState
+from shared.protocol.messages import (
+    Logprobs,
+    Sampling,
+    StepPlan,
+    StepResult,
+    SubmitRequest,
+    TokenBatch,
+    WorkerSize,
+    WorkerState,
+)
 from shared.scheduling.limits import Limits
 from shared.scheduling.planner import Planner
 from shared.scheduling.policies import POLICIES
@@ -34,6 +43,9 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     cached_tokens: int | None = None
     finish: str | None = None
+    of_prompt: list[Logprobs] = field(default_factory=list)
+    """What was told of the tokens of its prompt, from its second on: each once, however often it came."""
+    told_again: int = 0
 
 
 class Conductor:
@@ -162,16 +174,21 @@ class Conductor:
         batch, before = self._foreseen or (accepted, ())
         assert came_true(batch, before, accepted)
         outcomes = self._executor.prepare(batch)(before) if batch else ()
-        drawing = drawing_of(batch)
-        foreseen = self.ledger.foresee(self._plans[0], drawing) if self._plans else None
+        places = places_of(batch)
+        foreseen = self.ledger.foresee(self._plans[0], drawing_of(batch)) if self._plans else None
         self._foreseen = (foreseen, outcomes) if foreseen else None
         self.foreseen += foreseen is not None
-        return tuple(outcomes[drawing[row.request]] for row in accepted if row.draw is not None)
+        return tuple(outcomes[places[row.request]] for row in accepted if row.has_outcome)
 
     def _tell(self, batch: TokenBatch) -> None:
         for row in batch.rows:
             answer = self.answers[row.request]
             assert row.first_index == len(answer.token_ids)
+            have = len(answer.of_prompt)
+            assert row.prompt_first <= have + 1, "what is told of a prompt has a gap"
+            new = row.prompt_logprobs[have + 1 - row.prompt_first :]
+            answer.of_prompt.extend(new)
+            answer.told_again += len(row.prompt_logprobs) - len(new)
             if answer.cached_tokens is None:
                 answer.cached_tokens = row.cached_tokens
             answer.token_ids.extend(row.token_ids)

@@ -7,6 +7,8 @@ dropped, or says that the answer has to be asked for again.
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec.structs import replace
+
 from shared.ids import EntryId, GatewayId, RequestId, WorkerId, entry_key
 from shared.protocol.messages import Finish, Logprobs, Sampling, SubmitRequest, TokenRow
 
@@ -48,6 +50,8 @@ class Accepted:
     finish: Finish | None = None
     logprobs: tuple[Logprobs, ...] = ()
     """One for each token, if the worker told any."""
+    of_prompt: tuple[Logprobs, ...] = ()
+    """Those of the next tokens of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Answer:
         """Where the present attempt stands in ``requests``, once that is known."""
         self.arrival = EntryId("")
         """Where the first attempt stood: the place in line, for ever."""
+        self._prompt_untold = len(wanted.prompt_ids) - 1 if wanted.sampling.prompt_logprobs is not None else 0
+        """Tokens of the prompt, of which no logprobs have come; of its first none ever do."""
         self._fruitless = 0
         self._tokens_before_attempt = 0
         self._cached_tokens: int | None = None
@@ -85,15 +91,19 @@ class Answer:
         return self._cached_tokens or 0
 
     def submission(self, gateway: GatewayId) -> SubmitRequest:
-        """Return the present attempt as a message: nothing that was accepted is asked for twice."""
+        """Return the present attempt as a message: no token that was accepted is asked for twice.
+
+        Nor what the worker would compute the whole prompt for, if all of that has come.
+        """
         wanted = self.wanted
+        sampling = wanted.sampling if self._prompt_untold else replace(wanted.sampling, prompt_logprobs=None)
         return SubmitRequest(
             request=wanted.request,
             attempt=self.attempt,
             gateway=gateway,
             prompt_ids=wanted.prompt_ids,
             max_tokens=wanted.max_tokens,
-            sampling=wanted.sampling,
+            sampling=sampling,
             output_ids=tuple(self.output_ids),
             arrival=self.arrival,
             ignore_eos=wanted.ignore_eos,
@@ -116,16 +126,28 @@ class Answer:
         if self.worker not in {None, worker}:
             return Lost("two workers")
         have = len(self.output_ids)
-        if row.first_index > have:
+        of_prompt = self._of_prompt(row)
+        if row.first_index > have or of_prompt is None:
             return Lost("gap")
         self.worker = worker
+        self._prompt_untold -= len(of_prompt)
         if row.first_index + len(row.token_ids) < have:
             return Accepted()
         new, logprobs = row.token_ids[have - row.first_index :], row.logprobs[have - row.first_index :]
         self.output_ids += new
         if new and self._cached_tokens is None:
             self._cached_tokens = max(0, min(row.cached_tokens, len(self.wanted.prompt_ids)))
-        return Accepted(new, row.finish, logprobs)
+        return Accepted(new, row.finish, logprobs, of_prompt)
+
+    def _of_prompt(self, row: TokenRow) -> tuple[Logprobs, ...] | None:
+        """Return what is new of what a row tells of the prompt; None if what must come before has not."""
+        if not self._prompt_untold:
+            return ()
+        first = len(self.wanted.prompt_ids) - self._prompt_untold
+        if row.prompt_first > first:
+            return None
+        new = row.prompt_logprobs[first - row.prompt_first :][: self._prompt_untold]
+        return None if row.token_ids and len(new) < self._prompt_untold else new
 
     def is_missing(self, read_to: EntryId, held_attempt: int | None) -> bool:
         """Say whether the leader, who has read that far and holds that attempt, no longer knows of this one."""

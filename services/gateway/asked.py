@@ -17,7 +17,10 @@ COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long an answer may get: ``asked`` by the client, else ``default``; with the prompt at most ``served``."""
+    """How long an answer may get: ``asked`` by the client, else ``default``; with the prompt at most ``served``.
+
+    At least one token is generated, whether anybody asked for it or not.
+    """
 
     asked: int | None
     default: int | None
@@ -27,18 +30,19 @@ class Limits:
     def max_tokens(self, prompt_tokens: int) -> int:
         """Return the tokens that the answer may have. Raises PromptTooLong with both numbers."""
         room = self.served - prompt_tokens
-        wanted = self.asked if self.asked is not None else 1
+        wanted = max(1, self.asked or 0)
         if wanted > room:
             raise PromptTooLong(
                 f"this model's maximum context length is {self.served} tokens, but you requested "
                 f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} for the answer)",
                 param=self.param,
             )
-        return self.asked if self.asked is not None else min(room, self.default or room)
+        return wanted if self.asked is not None else min(room, self.default or room)
 
 
 def check_least(body: GenerationBody, max_tokens: int) -> None:
     """Raise InvalidParameter if the answer could never be as long as it has to be."""
+    max_tokens = 0 if is_prompt_only(body) else max_tokens
     if body.min_tokens > max_tokens:
         raise InvalidParameter(
             f"min_tokens: {body.min_tokens} is more than the {max_tokens} tokens that the answer may have",
@@ -58,6 +62,8 @@ def check(body: GenerationBody) -> None:
         check_chat(body)
     if isinstance(body, CompletionBody) and body.best_of is not None:
         _check_best_of(body, body.best_of)
+    if is_prompt_only(body) and not (isinstance(body, CompletionBody) and body.echo):
+        raise InvalidParameter("max_tokens: 0 is only allowed when echo is true", param="max_tokens")
     stops_of(body)
 
 
@@ -66,6 +72,11 @@ def _check_best_of(body: CompletionBody, best_of: int) -> None:
         raise InvalidParameter(f"best_of: it must be at least n, which is {body.n}", param="best_of")
     if body.stream and best_of > body.n:
         raise InvalidParameter("best_of: more than n only when stream is false", param="best_of")
+
+
+def is_prompt_only(body: GenerationBody) -> bool:
+    """Return whether the answer is to be the prompt and nothing more."""
+    return body.max_tokens == 0
 
 
 def answers_each(body: ChatBody | CompletionBody) -> int:
@@ -113,13 +124,13 @@ def prompt_ids_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, se
         text = tokenizer.render(chat_of(body.messages, body.tools, body.chat_template_kwargs))
         _check_length(text, tokenizer, served, "messages")
         return (_not_empty(tokenizer.encode(text, is_chat=True), "messages"),)
-    prompts = _prompts_in(body.prompt)
+    prompts = prompts_in(body.prompt)
     if len(prompts) * answers_each(body) > MAX_CHOICES:
         raise InvalidParameter(f"prompt: at most {MAX_CHOICES} answers per request are served", param="prompt")
     return tuple(_completion_ids(prompt, tokenizer, served) for prompt in prompts)
 
 
-def _prompts_in(prompt: str | list[Any]) -> list[str | list[Any]]:
+def prompts_in(prompt: str | list[Any]) -> list[str | list[Any]]:
     """Return a prompt, or several, as a list; what else there may be in it is found when it is read."""
     if isinstance(prompt, list) and prompt and all(isinstance(one, str | list) for one in prompt):
         return prompt

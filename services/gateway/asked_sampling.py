@@ -35,6 +35,7 @@ def sampling_of(body: ChatBody | CompletionBody, tokenizer: ModelTokenizer, draw
         stop_token_ids=_stop_token_ids(body, tokenizer.vocabulary),
         logprobs=_needed_logprobs(body),
         grammar=_grammar(body, None if tools is None else tools.grammar(tokenizer.marker_ids)),
+        prompt_logprobs=told_logprobs(body) if isinstance(body, CompletionBody) and body.echo else None,
     )
 
 
@@ -49,12 +50,15 @@ def _grammar(body: GenerationBody, of_tools: str | None) -> str:
 
 
 def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:
-    """Return the same with a seed of its own; that of the first choice is the seed itself."""
+    """Return the same with a seed of its own; that of the first choice is the seed itself.
+
+    Only that one asks about the prompt: what it hears holds for the others, who may find the prompt cached.
+    """
     if not choice:
         return sampling
     data = f"{sampling.seed}/{choice}".encode()
     drawn = int.from_bytes(hashlib.blake2b(data, digest_size=8, person=b"choice").digest(), "little", signed=True)
-    return replace(sampling, seed=drawn)
+    return replace(sampling, seed=drawn, prompt_logprobs=None)
 
 
 def _needed_logprobs(body: ChatBody | CompletionBody) -> int | None:

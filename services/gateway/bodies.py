@@ -141,6 +141,9 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[Any]
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    echo: bool = False
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0 only with ``echo``: then the prompt is all that is answered."""
 
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {

@@ -9,6 +9,7 @@ from services.gateway.asked_tools import ToolUse, tool_use_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices
 from services.gateway.deadlines import Deadline
+from services.gateway.echo import Echo, echoes_of
 from services.gateway.ongoing import Ongoing
 from services.gateway.tenants import Tenant
 from services.gateway.tokenizer import AnswerText, ModelTokenizer
@@ -41,6 +42,7 @@ class FanOut:
     def choices(self, prompts: Prompts) -> Choices:
         """Return all answers. Raises RequestRejected if one of them cannot be given."""
         each = answers_each(self.body)
+        echoes = echoes_of(self.body, prompts, self.tokenizer)
         sampling = sampling_of(self.body, self.tokenizer, self.drawn_seed)
         wanted: list[Wanted] = []
         for prompt_ids in prompts:
@@ -50,7 +52,7 @@ class FanOut:
                 wanted.append(self._wanted(prompt_ids, sampling_of_choice(sampling, choice), number, first))
                 first = first or wanted[-1].request
         tools, deadline = tool_use_of(self.body, self.tokenizer), self._deadline()
-        ongoings = [self._ongoing(one, tools, deadline) for one in wanted]
+        ongoings = [self._ongoing(one, tools, deadline, echoes[number // each]) for number, one in enumerate(wanted)]
         return Choices(self.newcomer.request, ongoings, n=self.body.n, each=each)
 
     def _deadline(self) -> Deadline | None:
@@ -74,12 +76,13 @@ class FanOut:
             shares_with=first,
         )
 
-    def _ongoing(self, wanted: Wanted, tools: ToolUse | None, deadline: Deadline | None) -> Ongoing:
+    def _ongoing(self, wanted: Wanted, tools: ToolUse | None, deadline: Deadline | None, echo: Echo | None) -> Ongoing:
         detokenizer = self.tokenizer.detokenizer(keeps_marks=tools is not None)
         text = AnswerText(detokenizer, stops_of(self.body), min_tokens=self.body.min_tokens)
-        telling = None if told_logprobs(self.body) is None else Telling(self.tokenizer.texts)
+        before = len(echo.text) if echo else 0
+        telling = None if told_logprobs(self.body) is None else Telling(self.tokenizer.texts, before=before)
         ongoing = Ongoing(Answer(wanted), text, started_s=self.newcomer.started_s, telling=telling)
-        ongoing.deadline = deadline
+        ongoing.deadline, ongoing.echo = deadline, echo
         if tools is not None:
             ongoing.reading = Reading(CallParser(tools.layout, tools.names, most=tools.most), tools.layout)
         return ongoing

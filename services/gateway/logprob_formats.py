@@ -15,7 +15,7 @@ class _ChatRanked(Struct, frozen=True):
 
 class _ChatToken(Struct, frozen=True):
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[int]
     top_logprobs: tuple[_ChatRanked, ...]
 
@@ -57,13 +57,13 @@ def text_logprobs(told: Sequence[Told]) -> TextLogprobs:
         text_offset=[one.offset for one in told],
         token_logprobs=[one.logprob for one in told],
         tokens=[one.token.text for one in told],
-        top_logprobs=[_with_itself(one) for one in told],
+        top_logprobs=[None if one.logprob is None else _with_itself(one, one.logprob) for one in told],
     )
 
 
-def _with_itself(told: Told) -> dict[str, float]:
+def _with_itself(told: Told, logprob: float) -> dict[str, float]:
     ranked: dict[str, float] = {}
     for one in told.top:
         ranked.setdefault(one.token.text, one.logprob)  # several may read alike: the likeliest of them counts
-    ranked.setdefault(told.token.text, told.logprob)
+    ranked.setdefault(told.token.text, logprob)
     return ranked

@@ -1,11 +1,13 @@
 """A request under way, between the task that reads tokens and the one that writes to the client."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.gateway.answer import Accepted, Answer, Lost
 from services.gateway.deadlines import Deadline
+from services.gateway.echo import Echo
 from services.gateway.tokenizer import AnswerText
 from services.gateway.told import Telling, Told
 from services.gateway.tool_reading import Reading, ToldCall
@@ -53,8 +55,11 @@ class Ongoing:
         """When nobody waits any more; all answers to a request share one."""
         self.reading: Reading | None = None
         """How calls of tools are told from content, if tools may be called."""
+        self.echo: Echo | None = None
+        """What comes before the answer, if anything does: told with the first news, of which there are none before."""
         self._text = text
         self._telling = telling
+        self._is_echoed = False
         self._unread = ""
         self._untold: list[Told] = []
         self._has_news = False
@@ -73,6 +78,10 @@ class Ongoing:
             self.first_token_s = now_s
             if self.deadline is not None:
                 self.deadline.has_begun = True
+        if self._is_prompt_only:
+            # No step ends without a token, so the worker was asked for one. Of several answers each is, of which all
+            # but the first find the prompt cached: no way of its own for what is rarely asked for.
+            heard = replace(heard, token_ids=(), logprobs=())
         self._append(heard)
         return heard
 
@@ -83,6 +92,8 @@ class Ongoing:
             return
         self._unread += self._text.end()
         self.finish = "stop" if self._text.stopped else finish
+        if self._is_prompt_only:
+            self.finish = "length"
         if self._telling is not None:
             self._untold += self._telling.rest(self._text.shown, is_cut=self._text.stopped)
         self._ring()
@@ -93,12 +104,15 @@ class Ongoing:
         self._ring()
 
     def take(self) -> News | None:
-        """Return all that has happened since the last news; None if nothing has."""
-        if not self._has_news:
+        """Return all that has happened since the last news; None if nothing has that can be told."""
+        if not self._has_news or self._must_wait:
             return None
         self._has_news = False
         text, self._unread = self._unread, ""
         told, self._untold = tuple(self._untold), []
+        if self.echo is not None and not self._is_echoed:
+            self._is_echoed = True
+            text, told = self.echo.text + text, (*self.echo.told, *told)
         if self.reading is None:
             return News(text, self.completion_tokens, self.finish, self.error, told)
         content, calls = self.reading.read(text, is_over=self.finish is not None)
@@ -114,11 +128,27 @@ class Ongoing:
             await self.bell.wait()
         return news
 
+    @property
+    def _must_wait(self) -> bool:
+        """Whether what comes first is not known yet: another answer to the same prompt will hear of it."""
+        return self.error is None and self.echo is not None and not self.echo.is_whole
+
+    @property
+    def _is_prompt_only(self) -> bool:
+        return self.echo is not None and self.echo.is_all
+
     def _ring(self) -> None:
         self._has_news = True
         self.bell.set()
 
+    def _hear_of_prompt(self, logprobs: Sequence[Logprobs]) -> None:
+        if self.echo is not None and logprobs:
+            self.echo.hear(logprobs)
+            if self.echo.is_whole:
+                self._ring()  # for the other answers as well, whose news may have waited for it
+
     def _append(self, accepted: Accepted) -> None:
+        self._hear_of_prompt(accepted.of_prompt)
         for index, token_id in enumerate(accepted.token_ids, start=1):
             self.completion_tokens += 1
             logprobs = accepted.logprobs[index - 1] if accepted.logprobs else None

@@ -37,6 +37,7 @@ class ModelTokenizer:
         """The marks around calls that are single tokens of the model."""
         self._special_marks = {one: mark for mark, one in self.marker_ids.items() if added[one].special}
         self.eos_ids = frozenset(files.eos_ids)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.defaults: Sampling = files.defaults
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocabulary = max(vocabulary.values(), default=-1) + 1
@@ -77,9 +78,9 @@ class ModelTokenizer:
         """Return tokens as the vocabulary writes them; "" for an id that it has no word for."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def detokenizer(self, *, keeps_marks: bool = False) -> "Detokenizer":
-        """Return a detokenizer for one answer; if told so it keeps special tokens that are marks around calls."""
-        return Detokenizer(self._tokenizer, self._special_marks if keeps_marks else {})
+    def detokenizer(self, *, keeps_marks: bool = False, with_special: bool = False) -> "Detokenizer":
+        """Return a detokenizer for one text; if told so it keeps special tokens that are marks around calls, or all."""
+        return Detokenizer(self._tokenizer, self._special_marks if keeps_marks else {}, with_special=with_special)
 
 
 def _has_tools(template: str | None) -> bool:
@@ -95,11 +96,12 @@ def _has_tools(template: str | None) -> bool:
 class Detokenizer:
     """Tokens to text, one by one. No piece ends within a character; the pieces together are the whole text decoded."""
 
-    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str], *, with_special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._kept = kept
         """Special tokens that are shown all the same."""
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skips_special = not with_special
+        self._stream = DecodeStream(skip_special_tokens=self._skips_special)
         self._shown: list[int] = []
         """The tokens behind the last piece: how the next ones are decoded may depend on them."""
         self._pending: list[int] = []
@@ -127,20 +129,23 @@ class Detokenizer:
     def _keep(self, mark: str) -> str:
         """Return what is left and a special token behind it. The text goes on as after any other of them."""
         tail = self.end()
-        self._stream, self._shown = DecodeStream(skip_special_tokens=True), []
+        self._stream, self._shown = DecodeStream(skip_special_tokens=self._skips_special), []
         return tail + mark
 
     def _restart(self) -> str:
         """Begin a new stream: with byte fallback a bad byte changes how the bytes before it read, which were shown."""
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=self._skips_special)
         return self.end()
 
     def _text_of_pending(self) -> str:
-        before = self._tokenizer.decode(self._shown, skip_special_tokens=True)
-        text = self._tokenizer.decode(self._shown + self._pending, skip_special_tokens=True)
+        before = self._decode(self._shown)
+        text = self._decode(self._shown + self._pending)
         if text.startswith(before):
             return text[len(before) :]
-        return self._tokenizer.decode(self._pending, skip_special_tokens=True)
+        return self._decode(self._pending)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special)
 
 
 class AnswerText:

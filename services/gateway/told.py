@@ -17,25 +17,37 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A token of the answer; ``offset`` is where its text begins, in characters of the answer."""
+    """A token of the answer; ``offset`` is where its text begins, in characters of all that is shown.
+
+    ``logprob`` is None for the first token of a prompt: there is nothing that it could follow.
+    """
 
     token: TokenText
-    logprob: float
+    logprob: float | None
     top: tuple[Ranked, ...]
     offset: int
 
 
-class Telling:
-    """Holds tokens back until their text is shown, so that a stream tells the same of each piece as of the whole."""
+def told_of(texts: TokenTexts, token_id: int, logprobs: Logprobs, offset: int) -> Told:
+    """Return a token with what the worker tells of it."""
+    top = tuple(Ranked(texts.of(one.token_id), one.logprob) for one in logprobs.top)
+    return Told(texts.of(token_id), logprobs.logprob, top, offset)
 
-    def __init__(self, texts: TokenTexts) -> None:
+
+class Telling:
+    """Holds tokens back until their text is shown, so that a stream tells the same of each piece as of the whole.
+
+    ``before`` characters of a prompt are shown before the answer.
+    """
+
+    def __init__(self, texts: TokenTexts, *, before: int = 0) -> None:
         self._texts = texts
+        self._before = before
         self._waiting: deque[tuple[Told, int]] = deque()
 
     def push(self, token_id: int, logprobs: Logprobs, begin: int, end: int) -> None:
         """Take a token whose text lies between two characters of the answer."""
-        top = tuple(Ranked(self._texts.of(one.token_id), one.logprob) for one in logprobs.top)
-        self._waiting.append((Told(self._texts.of(token_id), logprobs.logprob, top, begin), end))
+        self._waiting.append((told_of(self._texts, token_id, logprobs, self._before + begin), end))
 
     def shown(self, characters: int) -> list[Told]:
         """Return the tokens that have been shown whole since the last call."""
@@ -49,6 +61,6 @@ class Telling:
 
         That of the last of them may be cut as well.
         """
-        left = [told for told, _ in self._waiting if not is_cut or told.offset < characters]
+        left = [told for told, _ in self._waiting if not is_cut or told.offset < self._before + characters]
         self._waiting.clear()
         return left

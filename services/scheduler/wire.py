@@ -21,6 +21,7 @@ def request_of(submit: SubmitRequest, arrival: EntryId, prefix: Prefix | None = 
         tenant=submit.tenant,
         prefix=prefix,
         shares_with=submit.shares_with or None,
+        scores_prompt=submit.sampling.prompt_logprobs is not None,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 import structlog
 
 from services.worker.executor import Batch, Executor
-from services.worker.foresight import came_true, drawing_of
+from services.worker.foresight import came_true, drawing_of, places_of
 from services.worker.inbox import Inbox, Read
 from services.worker.residents import Accepted, Ledger, Refused, Repeated, Settled
 from services.worker.step_thread import Ran, RunningStep, StepThread
@@ -175,9 +175,9 @@ class Executing:
         elif not begun.is_for(accepted.batch):
             raise RuntimeError("a step was begun ahead for another batch than its plan came to")
         ran = await self._ended(begun)
-        drawing = drawing_of(begun.batch)
-        drawn = (ran.outcomes[drawing[row.request]] for row in accepted.batch if row.draw is not None)
-        return replace(ran, outcomes=tuple(drawn))
+        places = places_of(begun.batch)
+        outcomes = (ran.outcomes[places[row.request]] for row in accepted.batch if row.has_outcome)
+        return replace(ran, outcomes=tuple(outcomes))
 
     async def _ended(self, begun: Begun) -> Ran:
         """Return what a step came to when it has ended, having begun the next one behind it if that could be."""

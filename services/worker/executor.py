@@ -24,6 +24,22 @@ class Draw:
     guide: Guide | None = None
 
 
+LEAST = -9999.0
+"""What a token is told with that the model rules out: JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a row tells of the tokens that follow those it feeds, one by one: how likely the model found them.
+
+    ``first`` is the place of the first of them in the prompt; ``most`` of the likeliest tokens are told beside each.
+    """
+
+    first: int
+    token_ids: tuple[int, ...]
+    most: int
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request's part of a step: ``token_ids`` are fed from position ``start``, keys and values go to ``table``.
@@ -41,6 +57,12 @@ class Row:
     table: tuple[BlockId, ...]
     draw: Draw | None
     awaits: int | None = None
+    scores: Scores | None = None
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether something comes of it beside keys and values."""
+        return self.draw is not None or self.scores is not None
 
     @property
     def end(self) -> int:
@@ -67,7 +89,15 @@ class Drawn:
     logprobs: Logprobs
 
 
-Outcome = int | Drawn | DrawFailed
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What came of a row that tells of its prompt; ``drawn`` is None if it drew nothing."""
+
+    logprobs: tuple[Logprobs, ...]
+    drawn: int | Drawn | None = None
+
+
+Outcome = int | Drawn | DrawFailed | Scored
 
 
 def token_of(outcome: Outcome) -> int:
@@ -77,6 +107,8 @@ def token_of(outcome: Outcome) -> int:
             return outcome
         case Drawn():
             return outcome.token_id
+        case Scored():
+            return 0 if outcome.drawn is None else token_of(outcome.drawn)
         case DrawFailed():
             return 0
 
@@ -104,7 +136,7 @@ class Executor(Protocol):
     def prepare(self, batch: Batch) -> Step:
         """Lay a batch out, aside of the pool and of a step that may be running meanwhile on another thread.
 
-        The step writes the batch into the pool and returns one outcome for each row that draws, in order of rows.
+        The step writes the batch into the pool and returns an outcome for each row that has one, in order of rows.
         Whatever either raises ends the worker's life under its present id.
         """
 

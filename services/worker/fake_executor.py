@@ -12,7 +12,20 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.executor import Batch, Draw, DrawFailed, Drawn, Loaded, Outcome, Row, Step, known_ids
+from services.worker.executor import (
+    LEAST,
+    Batch,
+    Draw,
+    DrawFailed,
+    Drawn,
+    Loaded,
+    Outcome,
+    Row,
+    Scored,
+    Scores,
+    Step,
+    known_ids,
+)
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
 from services.worker.grammars import Allowed, Grammars, Guided, guided_of, without
 from services.worker.kv_size import BLOCK_TOKENS, DEFAULT_KV_TOKENS
@@ -87,11 +100,14 @@ class FakeExecutor:
         for row, of_row in zip(batch, slots, strict=True):
             self._tokens[of_row[row.start :]] = known_ids(row, before)
             self._positions[of_row[row.start :]] = range(row.start, row.end)
-        drawing = [(row, of_row) for row, of_row in zip(batch, slots, strict=True) if row.draw]
-        masks = self._grammars.masks(guided, before)
-        outcomes = tuple(self._next(row, of_row, masks.get(place)) for place, (row, of_row) in enumerate(drawing))
+        masks, drawing = self._grammars.masks(guided, before), 0
+        outcomes: list[Outcome] = []
+        for row, of_row in zip(batch, slots, strict=True):
+            if row.has_outcome:
+                outcomes.append(self._next(row, of_row, masks.get(drawing) if row.draw else None))
+            drawing += row.draw is not None
         self._sleep_until(begun_s + self._step_s)
-        return outcomes
+        return tuple(outcomes)
 
     def _slots(self, row: Row) -> _Slots:
         table = np.asarray(row.table, dtype=np.int64)
@@ -104,10 +120,14 @@ class FakeExecutor:
         if wrong.size:
             at = int(wrong[0])
             raise WrongBlock(f"request {row.request}: position {at} reads back position {int(found[at])}")
-        token = fake_next_token(self._tokens[slots])
-        if row.draw is None or isinstance(mask, DrawFailed):
-            return mask if isinstance(mask, DrawFailed) else token
-        return _drawn(token, row.draw, mask)
+        context = self._tokens[slots]
+        if isinstance(mask, DrawFailed):
+            return mask
+        drawn = None if row.draw is None else _drawn(fake_next_token(context), row.draw, mask)
+        if row.scores is not None:
+            return Scored(_scored(row.scores, context), drawn)
+        assert drawn is not None, "nothing else is asked of a row"  # noqa: S101 - for the type checker
+        return drawn
 
     def _sleep_until(self, end_s: float) -> None:
         left_s = end_s - self._clock()
@@ -115,7 +135,16 @@ class FakeExecutor:
             self._sleep(left_s)
 
 
-def _drawn(token: int, draw: Draw, allowed: Allowed | None) -> Outcome:
+def _scored(scores: Scores, context: npt.NDArray[np.int32]) -> tuple[Logprobs, ...]:
+    told = []
+    for place, token_id in enumerate(scores.token_ids, start=scores.first):
+        token = fake_next_token(context[:place])
+        likeliest = (Ranked(token, 0.0),)[: scores.most]
+        told.append(Logprobs(0.0 if token == token_id else LEAST, likeliest))
+    return tuple(told)
+
+
+def _drawn(token: int, draw: Draw, allowed: Allowed | None) -> int | Drawn:
     if draw.history is not None and draw.history.output_tokens < draw.sampling.min_tokens:
         ending_ids = draw.history.ending_ids
         token = token if token not in ending_ids else _FIRST_PRINTABLE

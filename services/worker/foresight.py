@@ -17,9 +17,15 @@ Drawing = Mapping[RequestId, int]
 """The requests for which a step draws, each with the place of its token among the outcomes."""
 
 
+def places_of(batch: Batch) -> Drawing:
+    """Return where the outcome of each request is among those of a step."""
+    return {row.request: place for place, row in enumerate(row for row in batch if row.has_outcome)}
+
+
 def drawing_of(batch: Batch) -> Drawing:
     """Return who draws in a step."""
-    return {row.request: place for place, row in enumerate(row for row in batch if row.draw is not None)}
+    places = places_of(batch)
+    return {row.request: places[row.request] for row in batch if row.draw is not None}
 
 
 class Foresight(Draft):
@@ -83,6 +89,8 @@ def _is_same(foreseen: Row, before: Sequence[Outcome], row: Row) -> bool:
     A draw's history and guide are left out: a newcomer's are made with its draft.
     """
     if (foreseen.start, foreseen.table) != (row.start, row.table) or known_ids(foreseen, before) != row.token_ids:
+        return False
+    if foreseen.scores != row.scores:
         return False
     if foreseen.draw is None or row.draw is None:
         return foreseen.draw is row.draw

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.worker.blocks import Blocks, BlocksDraft, Contradiction
-from services.worker.executor import Batch, Draw, Row
+from services.worker.executor import Batch, Draw, Row, Scores
 from services.worker.guide import Guide, guide_of
 from services.worker.history import History, history_of
 from shared.ids import BlockId, EntryId, RequestId
@@ -98,6 +98,8 @@ class Fed:
     first_filled: int = 0
     """Place in its table of the first of the blocks that it fills up."""
     filled: tuple[BlockId, ...] = ()
+    scores_from: int | None = None
+    """Place in the prompt of the first token that it tells the logprobs of, if it tells any."""
 
 
 class Draft:
@@ -196,9 +198,11 @@ class Draft:
         end = slice_.start + slice_.count
         draw = Draw(held.submit.sampling, end, held.history, held.guide) if end == held.known else None
         ids = held.token_ids(slice_.start, end)
-        self._rows.append(Row(slice_.request, slice_.start, ids, tuple(held.table), draw))
+        scores = _scores_of(held, slice_.start, end)
+        self._rows.append(Row(slice_.request, slice_.start, ids, tuple(held.table), draw, scores=scores))
         first, full = slice_.start // self._size.block_tokens, end // self._size.block_tokens
-        self._fed.append(Fed(slice_.request, "draws" if draw else "fed", first, tuple(held.table[first:full])))
+        filled, scores_from = tuple(held.table[first:full]), scores.first if scores else None
+        self._fed.append(Fed(slice_.request, "draws" if draw else "fed", first, filled, scores_from))
         held.computed = end
 
     def _grow_table(self, held: Held, slice_: Slice) -> None:
@@ -221,3 +225,12 @@ class Draft:
             raise Contradiction(f"{where} does not fit into a table of {len(held.table)} blocks")
         for index in range(slice_.start // block_tokens, (end - 1) // block_tokens + 1):
             self._blocks.check_writable(slice_.request, held.table[index])
+
+
+def _scores_of(held: Held, start: int, end: int) -> Scores | None:
+    """Return what is to be told of the prompt when these positions are fed; nothing more once there is a token."""
+    most = held.submit.sampling.prompt_logprobs
+    followers = held.submit.prompt_ids[start + 1 : end + 1]
+    if most is None or held.output_ids or not followers:
+        return None
+    return Scores(start + 1, followers, most)

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class Program:
         tokens, wanted = lay_out(lowered, self._dtype.itemsize)
         self._arena, self._wanted_arena = Arena(tokens), Arena(wanted)
         self._parts = list(_parts(lowered.steps, assembler))
+        self._tail = list(_since(self._parts, first_wanted(lowered)))
         self._ends_in_torch = lowered.ends_in_torch
         self._logits = torch.empty((0, vocabulary), dtype=torch.float32)
 
@@ -80,38 +81,57 @@ class Program:
 
     def __call__(self, view: StepView, running: RunningStep, wanted: Int64s) -> torch.Tensor:
         """Return the logits ``[wanted, vocabulary]`` as float32, good until the next step."""
-        assert isinstance(running, KernelStep), "a program is made for the kernel's steps"  # noqa: S101 - its maker sees to it
-        tokens = len(view.token_ids)
-        self._arena.make_room(tokens)
-        self._wanted_arena.make_room(len(wanted))
-        if len(wanted) > len(self._logits):
-            self._logits = torch.empty((len(wanted), self._logits.shape[1]), dtype=torch.float32)
-        wanted = np.ascontiguousarray(wanted)  # lives as long as the step: the kernel has its address
-        frame = self._frame(view, running.address, wanted)
-        for part in self._parts:
-            self._do(part, frame)
-        if self._ends_in_torch and self._graph is not None:
-            logits: torch.Tensor = frame.known[self._graph.logits][0].float()
-            return logits
-        return self._logits[: len(wanted)]
+        return self.begin(view, running)(wanted)
 
-    def _frame(self, view: StepView, step_address: int, wanted: Int64s) -> Frame:
+    def begin(self, view: StepView, running: RunningStep) -> Callable[[Int64s], torch.Tensor]:
+        """Return what gives the logits at places of a step: what it gave is good until it, or a program, runs again.
+
+        Its first call runs the step, each further one no more than what depends on the places: usually the last
+        product alone.
+        """
+        assert isinstance(running, KernelStep), "a program is made for the kernel's steps"  # noqa: S101 - its maker sees to it
+        self._arena.make_room(len(view.token_ids))
+        frame = self._frame(view, running.address)
+        parts = iter((self._parts,))
+
+        def logits_at(wanted: Int64s) -> torch.Tensor:
+            wanted = np.ascontiguousarray(wanted)  # lives as long as the call: the kernel has its address
+            self._want(frame, wanted)
+            for part in next(parts, self._tail):
+                self._do(part, frame)
+            if self._ends_in_torch and self._graph is not None:
+                logits: torch.Tensor = frame.known[self._graph.logits][0].float()
+                return logits
+            return self._logits[: len(wanted)]
+
+        return logits_at
+
+    def _frame(self, view: StepView, step_address: int) -> Frame:
         step = ProgramStep()
         step.is_half = self._dtype.itemsize == 2  # noqa: PLR2004 - bytes
-        step.arena, step.wanted_arena = self._arena.memory.data_ptr(), self._wanted_arena.memory.data_ptr()
-        step.capacity, step.wanted_capacity = self._arena.capacity, self._wanted_arena.capacity
+        step.arena, step.capacity = self._arena.memory.data_ptr(), self._arena.capacity
         step.step = step_address
         step.token_ids, step.positions = view.token_ids.ctypes.data, view.positions.ctypes.data
-        step.wanted, step.tokens, step.wanted_count = wanted.ctypes.data, len(view.token_ids), len(wanted)
-        step.logits, step.logits_stride = self._logits.data_ptr(), self._logits.shape[1]
+        step.tokens = len(view.token_ids)
         known: dict[fx.Node, Any] = {}
         graph = self._graph
         if graph is not None:
             known = dict(graph.weights)
             known[graph.token_ids] = torch.from_numpy(view.token_ids)[None]
             known[graph.positions] = torch.from_numpy(view.positions)[None]
-            known[graph.wanted] = torch.from_numpy(wanted)
         return Frame(step, known)
+
+    def _want(self, frame: Frame, wanted: Int64s) -> None:
+        """Make room for the rows wanted, and tell the step of them."""
+        self._wanted_arena.make_room(len(wanted))
+        if len(wanted) > len(self._logits):
+            self._logits = torch.empty((len(wanted), self._logits.shape[1]), dtype=torch.float32)
+        step = frame.step
+        step.wanted_arena, step.wanted_capacity = self._wanted_arena.memory.data_ptr(), self._wanted_arena.capacity
+        step.wanted, step.wanted_count = wanted.ctypes.data, len(wanted)
+        step.logits, step.logits_stride = self._logits.data_ptr(), self._logits.shape[1]
+        if self._graph is not None:
+            frame.known[self._graph.wanted] = torch.from_numpy(wanted)
 
     def _do(self, part: Run | Shown | Called | Taken, frame: Frame) -> None:
         match part:
@@ -165,3 +185,44 @@ def _parts(steps: list[Step], assembler: Assembler) -> Iterator[Run | Shown | Ca
             yield assembler.run([step for step in group if isinstance(step, Instruction)])
         else:
             yield from (step for step in group if not isinstance(step, Instruction))
+
+
+def first_wanted(lowered: Lowered) -> int:
+    """Return the first step that depends on the places wanted; 0 if what is computed for all tokens follows it."""
+    dependent: set[fx.Node] = set()
+    if lowered.graph is not None:
+        dependent = {lowered.graph.wanted}
+        for node in lowered.graph.nodes:
+            if not dependent.isdisjoint(node.all_input_nodes):
+                dependent.add(node)
+    before = list(takewhile(lambda step: not _is_wanted(step, dependent), lowered.steps))
+    after = lowered.steps[len(before) :]
+    return 0 if any(_fills(step) for step in after) else len(before)
+
+
+def _is_wanted(step: Step, dependent: set[fx.Node]) -> bool:
+    if isinstance(step, Called):
+        return step.node in dependent
+    return (step.out if isinstance(step, Instruction) else step.place).value.wanted
+
+
+def _fills(step: Step) -> bool:
+    """Return whether a step writes a row for each token: what lay there is needed no more, and is gone."""
+    match step:
+        case Instruction():
+            return not step.out.value.wanted
+        case Taken():
+            return not step.place.value.wanted
+        case Shown() | Called():
+            return False
+
+
+def _since(parts: list[Run | Shown | Called | Taken], first: int) -> Iterator[Run | Shown | Called | Taken]:
+    """Yield the parts from a step on, of a run that it is within no more than the rest."""
+    for part in parts:
+        steps = len(part.instructions) if isinstance(part, Run) else 1
+        if first <= 0:
+            yield part
+        elif isinstance(part, Run) and first < steps:
+            yield part.since(first)
+        first -= steps

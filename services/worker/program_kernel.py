@@ -114,6 +114,12 @@ class Run:
             pool = pool_of(what)
             layer.keys, layer.values = pool.keys.data_ptr(), pool.values.data_ptr()
 
+    def since(self, first: int) -> "Run":
+        """Return the instructions from one on: the same ones, at the same addresses."""
+        rest = _Instruction * (len(self.instructions) - first)
+        shared = rest.from_buffer(self.instructions, first * ctypes.sizeof(_Instruction))
+        return Run(shared, self.layers, self.kept)
+
 
 class Assembler:
     """Makes runs of instructions; matrices are packed on the way."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.worker.blocks import Blocks, Contradiction
-from services.worker.executor import Batch, DrawFailed, Drawn, Outcome
+from services.worker.executor import Batch, DrawFailed, Drawn, Outcome, Scored
 from services.worker.foresight import Drawing, Foresight
 from services.worker.plan_draft import Draft, Fed, Held, Model
 from shared.ids import GatewayId, RequestId, WorkerId
@@ -136,10 +136,10 @@ class Ledger:
             match fed.state:
                 case "ended":
                     settled.rows.append(ResultRow(fed.request, held.submit.attempt, skipped=True))
-                case "fed":
+                case "fed" if fed.scores_from is None:
                     settled.rows.append(ResultRow(fed.request, held.submit.attempt))
-                case "draws":
-                    self._enter(held, next(drawn), settled)
+                case "fed" | "draws":
+                    self._enter(held, next(drawn), settled, fed.scores_from)
                 case "unusable":
                     self._enter(held, DrawFailed("token ids that the model does not have"), settled)
         return settled
@@ -153,20 +153,22 @@ class Ledger:
         names = held.names(fed.first_filled, end, self._size.block_tokens)
         self._blocks.names.update(zip(fed.filled, names, strict=True))
 
-    def _enter(self, held: Held, outcome: Outcome, settled: Settled) -> None:
+    def _enter(self, held: Held, outcome: Outcome, settled: Settled, scores_from: int | None = None) -> None:
         """Enter one outcome: the token belongs to the request, its gateway and the leader hear of it."""
         request, attempt = held.submit.request, held.submit.attempt
         new: tuple[int, ...] = ()
         logprobs: tuple[Logprobs, ...] = ()
-        finish: Finish | None
-        match outcome:
+        finish: Finish | None = None
+        of_prompt, drawn = (outcome.logprobs, outcome.drawn) if isinstance(outcome, Scored) else ((), outcome)
+        match drawn:
             case DrawFailed():
-                settled.failed[request], finish = outcome.why, "error"
+                settled.failed[request], finish = drawn.why, "error"
             case Drawn():
-                new, logprobs, finish = (outcome.token_id,), (outcome.logprobs,), self._finish(held, outcome.token_id)
+                new, logprobs, finish = (drawn.token_id,), (drawn.logprobs,), self._finish(held, drawn.token_id)
             case int():
-                new, finish = (outcome,), self._finish(held, outcome)
-        row = TokenRow(request, attempt, len(held.output_ids), new, finish, held.cached_tokens, logprobs)
+                new, finish = (drawn,), self._finish(held, drawn)
+        told = (logprobs, scores_from or 1, of_prompt)
+        row = TokenRow(request, attempt, len(held.output_ids), new, finish, held.cached_tokens, *told)
         held.output_ids.extend(new)
         if finish is not None:
             self._blocks.leave(held.end(finish))

@@ -9,17 +9,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.worker.executor import Draw, DrawFailed, Outcome
+from services.worker.executor import Draw, DrawFailed, Drawn
 from services.worker.grammars import FREE, Masks
 from services.worker.sampling_adjust import adjusted, is_adjusted
 from services.worker.sampling_chunks import Chunks
-from services.worker.sampling_logprobs import with_logprobs
+from services.worker.sampling_logprobs import logprobs_of
 from services.worker.sampling_random import draw_random
 
-_NOT_FINITE = DrawFailed("logits that are not finite")
+NOT_FINITE = DrawFailed("logits that are not finite")
+
+DrawnToken = int | Drawn | DrawFailed
 
 
-def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw], masks: Masks = FREE) -> tuple[Outcome, ...]:
+def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw], masks: Masks = FREE) -> tuple[DrawnToken, ...]:
     """Return one token for each row of ``[rows, vocabulary]``, within its mask if it has one.
 
     A row without finite logits, or whose grammar failed, fails alone.
@@ -35,13 +37,13 @@ def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw], masks: Masks = FREE
         asked = [draws[index] for index in changed]
         copies = Chunks(adjusted(logits[changed], asked, [allowed.get(index) for index in changed]))
         drawn |= zip(changed, _draw(copies, range(len(changed)), asked), strict=True)
-    outcomes = [failed.get(index) or _outcome(drawn[index]) for index in range(len(draws))]
+    outcomes: list[DrawnToken] = [failed.get(index) or _outcome(drawn[index]) for index in range(len(draws))]
     _tell_logprobs(chunks, draws, outcomes)
     return tuple(outcomes)
 
 
-def _outcome(token: int | None) -> Outcome:
-    return _NOT_FINITE if token is None else token
+def _outcome(token: int | None) -> DrawnToken:
+    return NOT_FINITE if token is None else token
 
 
 def _draw(chunks: Chunks, rows: Sequence[int], draws: Sequence[Draw]) -> list[int | None]:
@@ -65,13 +67,15 @@ def _draw(chunks: Chunks, rows: Sequence[int], draws: Sequence[Draw]) -> list[in
     return tokens
 
 
-def _tell_logprobs(chunks: Chunks, draws: Sequence[Draw], outcomes: list[Outcome]) -> None:
-    rows, tokens, most = [], [], []
+def _tell_logprobs(chunks: Chunks, draws: Sequence[Draw], outcomes: list[DrawnToken]) -> None:
+    rows: list[int] = []
+    tokens: list[int] = []
+    most: list[int] = []
     for row, (draw, outcome) in enumerate(zip(draws, outcomes, strict=True)):
         if draw.sampling.logprobs is not None and isinstance(outcome, int):
             rows.append(row)
             tokens.append(outcome)
             most.append(draw.sampling.logprobs)
     if rows:
-        for row, drawn in zip(rows, with_logprobs(chunks, rows, tokens, most), strict=True):
-            outcomes[row] = drawn
+        for row, token, told in zip(rows, tokens, logprobs_of(chunks, rows, tokens, most), strict=True):
+            outcomes[row] = Drawn(token, told)

@@ -1,19 +1,21 @@
 """A real model: transformers' own code with our attention, one ragged batch per step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.attention_path import StepView
+from services.worker.attention_path import RunningStep, StepView
 from services.worker.executor import Batch, Draw, DrawFailed, Outcome, Step, token_of
 from services.worker.grammars import FREE, Grammars, Guided, Masks, guided_of
 from services.worker.paged_attention import PagedAttention
 from services.worker.program import Program
+from services.worker.prompt_scores import Asked, LogitsAt, layers_run_once, with_scores
 from services.worker.sampling import draw_tokens
 from shared.protocol.messages import WorkerSize
 
@@ -29,6 +31,10 @@ class CausalModel(Protocol):
 
     def __call__(self, **inputs: object) -> _Output:
         """Run the model forward."""
+
+    @property
+    def base_model(self) -> torch.nn.Module:
+        """What lies under its head."""
 
 
 class TorchExecutor:
@@ -78,11 +84,17 @@ class TorchExecutor:
         return partial(self._run, prepared)
 
     def _run(self, prepared: "Prepared", before: Sequence[Outcome]) -> tuple[Outcome, ...]:
-        """Run one step and draw the tokens of the rows that sample."""
+        """Run one step and draw the tokens of the rows that sample; then tell of prompts what they ask for."""
         prepared.feed(before)
-        with torch.inference_mode():
-            logits = self._forward(prepared.view, prepared.wanted)
-            return draw_tokens(logits, prepared.draws, self._masks(prepared.guided, before))
+        if prepared.asked is None:
+            with torch.inference_mode():
+                logits = self._forward(prepared.view, prepared.wanted)
+                return draw_tokens(logits, prepared.draws, self._masks(prepared.guided, before))
+        with torch.inference_mode(), self._attention.step(prepared.view) as step, self._head(prepared.view, step) as at:
+            # the rows that draw go through the head by themselves, as in any step: nothing of theirs changes
+            logits = at(prepared.wanted)
+            drawn = draw_tokens(logits, prepared.draws, self._masks(prepared.guided, before))
+            return with_scores(prepared.batch, drawn, prepared.asked.told(at))
 
     def _masks(self, guided: Sequence[Guided], before: Sequence[Outcome]) -> Masks:
         if not guided:
@@ -105,13 +117,28 @@ class TorchExecutor:
         with self._attention.step(view) as step:
             if self._program is not None:
                 return self._program(view, step, wanted.numpy())
-            assert self._model is not None, "one of the two is there"  # noqa: S101 - for the type checker
-            output = self._model(
-                input_ids=torch.from_numpy(view.token_ids)[None],
-                position_ids=torch.from_numpy(view.positions)[None],
-                use_cache=False,
-                logits_to_keep=wanted,
-            )
+            return self._modelled(view, wanted)
+
+    @contextmanager
+    def _head(self, view: StepView, step: RunningStep) -> Iterator[LogitsAt]:
+        """Give what returns logits at places of a step: its first call runs the step, later ones the head alone."""
+        if self._program is not None:
+            begun = self._program.begin(view, step)
+            yield lambda wanted: begun(wanted.numpy())
+            return
+        assert self._model is not None, "one of the two is there"  # noqa: S101 - for the type checker
+        with layers_run_once(cast("torch.nn.Module", self._model), self._model.base_model):
+            yield partial(self._modelled, view)
+
+    def _modelled(self, view: StepView, wanted: torch.Tensor) -> torch.Tensor:
+        """Return logits by the model's own code, within a step of its attention."""
+        assert self._model is not None, "there is no program"  # noqa: S101 - for the type checker
+        output = self._model(
+            input_ids=torch.from_numpy(view.token_ids)[None],
+            position_ids=torch.from_numpy(view.positions)[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+        )
         return output.logits[0]
 
 
@@ -119,6 +146,7 @@ class TorchExecutor:
 class Prepared:
     """A step laid out: its arrays, who draws, and which of its tokens the step before it draws."""
 
+    batch: Batch
     view: StepView
     wanted: torch.Tensor
     draws: Sequence[Draw]
@@ -126,6 +154,7 @@ class Prepared:
     """Places in the batch of tokens that are not known yet."""
     awaited: Sequence[int]
     """For each of them the place among the outcomes of the step before."""
+    asked: Asked | None
     guided: Sequence[Guided] = ()
 
     @classmethod
@@ -135,7 +164,8 @@ class Prepared:
         rows = [index for index, row in enumerate(batch) if row.awaits is not None]
         awaited = [row.awaits for row in batch if row.awaits is not None]
         draws = [row.draw for row in batch if row.draw is not None]
-        return cls(view, last_tokens(batch), draws, view.firsts[rows].astype(np.int64), awaited, guided_of(batch))
+        awaiting, asked = view.firsts[rows].astype(np.int64), Asked.of(batch, view.firsts)
+        return cls(batch, view, last_tokens(batch), draws, awaiting, awaited, asked, guided_of(batch))
 
     def feed(self, before: Sequence[Outcome]) -> None:
         """Fill in what the step before has drawn."""

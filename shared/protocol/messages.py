@@ -53,6 +53,8 @@ class Sampling(Struct, frozen=True, array_like=True):
     """How many of the likeliest tokens are told, with their logprobs, beside the one drawn; None: nothing is."""
     grammar: str = ""
     """A grammar of llguidance's, as its own JSON, that the text of the answer follows; empty: it is free."""
+    prompt_logprobs: Count | None = None
+    """The same for each token of the prompt but the first: then all of it is computed, whatever is cached."""
 
 
 class SubmitRequest(Struct, frozen=True, array_like=True, tag="submit/1"):
@@ -232,7 +234,9 @@ class TokenRow(Struct, frozen=True, array_like=True):
     """New tokens of one request; ``first_index`` is the place of the first in the whole answer.
 
     ``cached_tokens`` of the prompt were not computed when the request was first admitted to this worker. ``logprobs``
-    has one entry for each token, or none at all.
+    has one entry for each token, or none at all. ``prompt_logprobs`` are those of tokens of the prompt, from its token
+    ``prompt_first`` on: what this step computed of them. They come in order, all of them before the first new token or
+    with it, and again when they are computed again.
     """
 
     request: RequestId
@@ -242,6 +246,8 @@ class TokenRow(Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     cached_tokens: int = 0
     logprobs: tuple[Logprobs, ...] = ()
+    prompt_first: Count = 1
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
 class TokenBatch(Struct, frozen=True, array_like=True, tag="tokens/1"):

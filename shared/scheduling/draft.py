@@ -91,7 +91,7 @@ class Draft:
 
     def _will_find_its_prompt(self, request: Request) -> bool:
         """Return whether a sibling is about to compute what the request would find then, block by block."""
-        if request.shares_with is None or request.prefix is None or not self.kv.is_on_demand:
+        if request.shares_with is None or not request.finds_prefix or not self.kv.is_on_demand:
             return False
         sibling = self.state.requests.get(request.shares_with)
         has_full_blocks = request.prompt_tokens > self.worker.pool.block_tokens
@@ -231,7 +231,7 @@ class Draft:
         if not is_new:
             return
         self.state.line.charge_prompt(request, request.missing_tokens, overtakes=self._passed_over)
-        if request.prefix is not None and self.kv.is_on_demand:
+        if request.finds_prefix and self.kv.is_on_demand:
             self.state.prefix_queries += request.total_tokens
             self.state.prefix_hits += request.computed
 

@@ -59,7 +59,7 @@ class Memory:
         return (request.total_tokens - 1) // self.pool.block_tokens
 
     def _names(self, request: Request) -> Sequence[BlockHash]:
-        """Return what its full blocks are called; nothing if it shares none."""
-        if request.prefix is None or not self.kv.is_on_demand:
+        """Return what its full blocks are called; nothing if it must find none of them."""
+        if request.prefix is None or not request.finds_prefix or not self.kv.is_on_demand:
             return ()
         return request.prefix.hashes(self.pool.hash_key, self.pool.block_tokens)

@@ -52,6 +52,8 @@ class Request:
     """What its blocks contain; None if nothing of it is ever shared."""
     shares_with: RequestId | None = None
     """The sibling that computes the prompt of both."""
+    scores_prompt: bool = False
+    """Every token of its prompt has to be computed until its first token is drawn: something is told of each."""
     has_drawn: bool = False
     """A result has said that a token was drawn: its whole prompt has been computed, and can be found."""
     computed: int = 0
@@ -86,6 +88,11 @@ class Request:
     def is_protected(self) -> bool:
         """True if it has been preempted as often as anybody may be."""
         return self.preemptions >= PREEMPTIONS_AT_MOST
+
+    @property
+    def finds_prefix(self) -> bool:
+        """True if it may begin with blocks that others have computed."""
+        return self.prefix is not None and not (self.scores_prompt and not self.output_tokens)
 
     @property
     def footprint(self) -> Footprint:

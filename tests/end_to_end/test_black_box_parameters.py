@@ -130,6 +130,76 @@ async def test_bb_19_logprobs_of_a_completion(session: aiohttp.ClientSession) ->
     assert {name: [item for chunk in chunks for item in chunk[name]] for name in lists} == lists
 
 
+async def test_bb_19_an_echo_with_logprobs_covers_prompt_and_answer(
+    session: aiohttp.ClientSession, client: AsyncOpenAI
+) -> None:
+    asked = {"prompt": "A b", "logprobs": 2, "max_tokens": 3, "temperature": 0}
+    plain = (await whole(session, COMPLETIONS, **asked))["choices"][0]
+    answer = await whole(session, COMPLETIONS, **asked, echo=True)
+    choice, lists = answer["choices"][0], answer["choices"][0]["logprobs"]
+    assert choice["text"] == "A b" + plain["text"] == "".join(lists["tokens"])
+    tokens = len(lists["tokens"])
+    assert {len(one) for one in lists.values()} == {tokens}
+    assert tokens == answer["usage"]["prompt_tokens"] + 3
+    assert lists["text_offset"] == [len("".join(lists["tokens"][:place])) for place in range(tokens)]
+    assert lists["token_logprobs"][0] is lists["top_logprobs"][0] is None
+    for token, logprob, top in list(zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True))[
+        1:
+    ]:
+        assert top[token] == logprob <= max(top.values()) <= 0
+        assert 2 <= len(top) <= 3
+    assert lists["token_logprobs"][-3:] == pytest.approx(plain["logprobs"]["token_logprobs"], abs=1e-4)
+    assert lists["tokens"][-3:] == plain["logprobs"]["tokens"]
+    choices = await streamed(session, COMPLETIONS, **asked, echo=True)
+    assert choices[0]["text"].startswith("A b")
+    assert text_of(choices) == choice["text"]
+    chunks = [one["logprobs"] for one in choices if one["logprobs"]]
+    assert {name: [item for chunk in chunks for item in chunk[name]] for name in lists} == lists
+    official = await client.completions.create(
+        model=NAME, prompt="A b", logprobs=2, max_tokens=3, temperature=0, echo=True
+    )
+    assert official.choices[0].logprobs is not None
+    assert official.choices[0].logprobs.token_logprobs == lists["token_logprobs"]
+
+
+async def test_bb_19_what_was_answered_is_as_likely_when_it_is_a_prompt_though_that_is_cached(
+    session: aiohttp.ClientSession,
+) -> None:
+    counting = {"prompt": ", ".join(map(str, range(1, 60))), "temperature": 0, "logprobs": 0, "max_tokens": 90}
+    generated = (await whole(session, COMPLETIONS, **counting, ignore_eos=True))["choices"][0]
+    said = {"prompt": counting["prompt"] + generated["text"], "temperature": 0, "logprobs": 0, "echo": True}
+    cold, warm, among = await asyncio.gather(
+        whole(session, COMPLETIONS, **said, max_tokens=0, cache_salt="cold"),
+        whole(session, COMPLETIONS, **said, max_tokens=0),
+        whole(session, COMPLETIONS, **said, max_tokens=5, n=2, seed=1),
+    )
+    expected = generated["logprobs"]
+    for answer in (cold, warm):
+        lists = answer["choices"][0]["logprobs"]
+        assert lists["tokens"][-90:] == expected["tokens"]
+        assert lists["token_logprobs"][-90:] == pytest.approx(expected["token_logprobs"], abs=1e-3)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    prompt_tokens = cold["usage"]["prompt_tokens"]
+    for choice in among["choices"]:
+        lists = choice["logprobs"]
+        assert len(lists["tokens"]) == prompt_tokens + 5
+        assert lists["token_logprobs"][prompt_tokens - 90 : prompt_tokens] == pytest.approx(
+            expected["token_logprobs"], abs=1e-3
+        )
+
+
+async def test_bb_26_no_tokens_are_answered_with_the_prompt_if_that_is_echoed(session: aiohttp.ClientSession) -> None:
+    prompts = ["The sea is", "One, two,"]
+    answer = await whole(session, COMPLETIONS, prompt=prompts, echo=True, max_tokens=0)
+    assert [choice["text"] for choice in answer["choices"]] == prompts
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert answer["usage"]["completion_tokens"] == 0
+    choices = await streamed(session, COMPLETIONS, prompt=prompts[0], echo=True, max_tokens=0)
+    assert text_of(choices) == prompts[0]
+    assert choices[-1]["finish_reason"] == "length"
+
+
 async def test_bb_19_logprobs_of_a_chat(session: aiohttp.ClientSession) -> None:
     asked = {**HI, "logprobs": True, "top_logprobs": 2, "max_tokens": 12, "temperature": 0.8, "seed": 3}
     answer = (await whole(session, CHAT, **asked))["choices"][0]
@@ -169,6 +239,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"logprobs": 25}, "logprobs"),
     (COMPLETIONS, {"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
     (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"echo": True}, "echo"),
     (CHAT, {"max_tokens": -1}, "max_tokens"),
     (COMPLETIONS, {"stop": ""}, "stop"),
     (CHAT, {"presence_penalty": 3}, "presence_penalty"),

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.served import FAKE, eventually, nothing_is_left
+from services.worker.executor import LEAST
+from services.worker.fake_executor import fake_next_token
+from tests.end_to_end.served import FAKE, MODEL, client_of, eventually, nothing_is_left
 from tests.end_to_end.undisturbed import expected_texts, stream, texts_across
 from tests.integration.processes import Up, slipstream_up
 
 pytestmark = pytest.mark.timeout(120)
 
 STREAMS, TOKENS = 8, 150
+PROMPTS, PROMPT_TOKENS = 4, 2000
 
 
 EXPECTED = expected_texts(STREAMS, TOKENS)
@@ -30,6 +33,45 @@ async def test_streams_go_on_when_a_part_is_killed(part: str, short_folder: Path
         assert found['slipstream_requests_finished_total{reason="error"}'] == 0
         # a new scheduler goes on with what the workers hold; only with a worker is anything lost and submitted again
         assert bool(up.events("attempt_lost")) == (part == "worker")
+
+
+async def test_the_logprobs_of_a_prompt_are_told_once_when_the_worker_is_killed_in_the_middle_of_it(
+    short_folder: Path,
+) -> None:
+    prompts = [likely_in_part(f"prompt {number}") for number in range(PROMPTS)]
+    with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "20", "--max-num-batched-tokens", "32") as up:
+        up.until_ready()
+        answers = [asyncio.ensure_future(echoed_logprobs(up, prompt)) for prompt in prompts]
+        await eventually(lambda found: found["slipstream_requests_running"] > 0, up)  # of 5 s of prompts
+        os.kill(up.part("worker"), signal.SIGKILL)
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*answers)
+        assert up.events("attempt_lost")
+        await eventually(nothing_is_left, up)
+    for prompt, logprobs in zip(prompts, found, strict=True):
+        expected = [0.0 if fake_next_token(prompt[:at]) == prompt[at] else LEAST for at in range(1, len(prompt))]
+        assert logprobs[: len(prompt)] == [None, *expected]
+        assert len(logprobs) == len(prompt) + 2
+        assert {0.0, LEAST} == set(expected)
+
+
+def likely_in_part(beginning: str) -> list[int]:
+    """Return a prompt that goes on as the fake executor would, but for some bytes."""
+    ids = list(beginning.encode())
+    while len(ids) < PROMPT_TOKENS:
+        ids.append(fake_next_token(ids) if len(ids) % 7 else ord("#"))
+    return ids
+
+
+async def echoed_logprobs(up: Up, prompt: list[int]) -> list[float | None]:
+    async with client_of(up) as client:
+        answer = await client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=2, echo=True, logprobs=0, extra_body={"ignore_eos": True}
+        )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    logprobs: list[float | None] = list(choice.logprobs.token_logprobs or ())
+    return logprobs
 
 
 async def test_streams_go_on_when_one_of_two_workers_is_killed(short_folder: Path) -> None:

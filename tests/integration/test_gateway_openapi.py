@@ -52,6 +52,17 @@ async def test_bodies_are_told_as_they_are_checked(body: str) -> None:
         assert {"type": "null"} in allowed or None in allowed, name
 
 
+async def test_no_tokens_and_an_echo_are_for_completions_alone() -> None:
+    schemas = (await told())["components"]["schemas"]
+    text, chat = schemas["CompletionBody"]["properties"], schemas["ChatBody"]["properties"]
+    assert {"type": "boolean", "default": False} in text["echo"]["anyOf"]
+    assert chat["echo"] == {"enum": [False, None]}
+    assert [one["minimum"] for fields in (text, chat) for one in fields["max_tokens"]["anyOf"] if "minimum" in one] == [
+        0,
+        1,
+    ]
+
+
 async def test_a_gateway_with_keys_says_that_it_needs_one_and_where_it_needs_none() -> None:
     document = await told(api_key="sk-0123456789", open_paths="/metrics")
     assert document["security"] == [{"key": []}]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from services.gateway.answer import FRUITLESS_ATTEMPTS, Accepted, Answer, Lost, Wanted
 from shared.ids import EntryId, GatewayId, RequestId, WorkerId
-from shared.protocol.messages import Sampling, SubmitRequest, TokenRow
+from shared.protocol.messages import Logprobs, Sampling, SubmitRequest, TokenRow
 
 EOS = 0
 W1, W2 = WorkerId("w1"), WorkerId("w2")
@@ -15,8 +15,8 @@ GATEWAY = GatewayId("g")
 
 
 def answer(**fields: Any) -> Answer:
-    wanted = {"max_tokens": 10, "sampling": Sampling(seed=3), "ignore_eos": False, "eos_ids": frozenset({EOS})}
-    return Answer(Wanted(request=RequestId("r"), prompt_ids=(7, 8), **{**wanted, **fields}))
+    wanted = {"prompt_ids": (7, 8), "max_tokens": 10, "sampling": Sampling(seed=3), "ignore_eos": False}
+    return Answer(Wanted(request=RequestId("r"), eos_ids=frozenset({EOS}), **{**wanted, **fields}))
 
 
 def row(first_index: int, *token_ids: int, attempt: int = 1, finish: Any = None, cached: int = 0) -> TokenRow:
@@ -163,3 +163,64 @@ def test_whatever_comes_the_accepted_tokens_are_a_prefix_of_the_true_answer(
         else:
             assert before + heard.token_ids == tuple(one.output_ids)
         assert tuple(one.output_ids) == truth[: len(one.output_ids)]
+
+
+def asking(prompt_tokens: int) -> Answer:
+    return answer(prompt_ids=tuple(range(prompt_tokens)), sampling=Sampling(prompt_logprobs=0))
+
+
+def told(first: int, end: int, *token_ids: int, attempt: int = 1) -> TokenRow:
+    """Bring what is told of some tokens of a prompt: of each its own place."""
+    of_prompt = tuple(Logprobs(-float(place)) for place in range(first, end))
+    return TokenRow(RequestId("r"), attempt, 0, token_ids, prompt_first=first, prompt_logprobs=of_prompt)
+
+
+def places(heard: Accepted | Lost) -> list[int]:
+    assert isinstance(heard, Accepted)
+    return [-int(one.logprob) for one in heard.of_prompt]
+
+
+def test_what_is_told_of_a_prompt_is_accepted_once_and_comes_before_its_first_token() -> None:
+    one = asking(6)
+    assert places(one.accept(W1, told(1, 3))) == [1, 2]
+    assert places(one.accept(W1, told(1, 3))) == []
+    assert places(one.accept(W1, told(1, 4))) == [3], "it was preempted, and is computed again"
+    assert places(one.accept(W1, told(4, 6, 9))) == [4, 5]
+    assert one.output_ids == [9]
+    assert one.accept(W1, told(4, 6, 9)) == Accepted()
+
+
+def test_a_gap_in_what_is_told_of_a_prompt_is_a_loss() -> None:
+    one = asking(6)
+    one.accept(W1, told(1, 3))
+    assert one.accept(W1, told(4, 6)) == Lost("gap")
+    assert one.accept(W1, told(3, 5, 9)) == Lost("gap"), "a token without all of the prompt"
+    assert asking(6).accept(W1, row(0, 9)) == Lost("gap")
+    assert asking(1).accept(W1, row(0, 9)) == Accepted((9,)), "nothing is told of a first token"
+
+
+def test_another_attempt_tells_what_is_missing_and_asks_no_more_once_nothing_is() -> None:
+    one = asking(6)
+    one.accept(W1, told(1, 3))
+    one.try_again()
+    assert one.submission(GATEWAY).sampling.prompt_logprobs == 0
+    assert one.accept(W1, told(3, 6, attempt=1)) == Accepted(), "the lost one is not heard"
+    assert places(one.accept(W2, told(1, 6, 9, attempt=2))) == [3, 4, 5]
+    one.try_again()
+    assert one.submission(GATEWAY) == SubmitRequest(
+        RequestId("r"), 3, GATEWAY, tuple(range(6)), 10, Sampling(), output_ids=(9,)
+    )
+    assert one.accept(W1, TokenRow(RequestId("r"), 3, 1, (8,))) == Accepted((8,))
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=12))
+def test_whatever_comes_twice_or_too_early_a_prompt_is_told_in_order_and_once(rows: list[tuple[int, int]]) -> None:
+    one = asking(10)
+    heard: list[int] = []
+    for first, count in rows:
+        accepted = one.accept(W1, told(first, min(first + count, 10)))
+        if first > len(heard) + 1:
+            assert accepted == Lost("gap")
+        else:
+            heard += places(accepted)
+            assert heard == list(range(1, len(heard) + 1))

@@ -149,7 +149,7 @@ REFUSED = [
     ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
     ({"best_of": 0}, "best_of"),
     ({"best_of": 1000}, "best_of"),
-    ({"echo": True}, "echo"),
+    ({"echo": 1}, "echo"),
     ({"suffix": "end"}, "suffix"),
     ({"guided_json": {}}, "guided_json"),
     ({"no_such_field": 1}, "no_such_field"),
@@ -172,6 +172,7 @@ REFUSED_CHATS = [
     ({"messages": [{"role": "user", "content": "hi", "tool_calls": []}]}, "messages[0].tool_calls"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"echo": True}, "echo"),
     ({"prompt": "hi"}, "prompt"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"modalities": ["audio"]}, "modalities"),
@@ -356,6 +357,28 @@ def test_a_chat_gets_all_the_room_there_is_and_a_completion_sixteen_tokens() -> 
     assert limits_of(completion(), 100).max_tokens(90) == 10
     assert limits_of(chat(max_tokens=5), 100).max_tokens(40) == 5
     assert limits_of(chat(max_tokens=5, max_completion_tokens=6), 100).max_tokens(40) == 6
+
+
+def test_no_tokens_are_asked_for_only_with_echo_and_one_is_generated_all_the_same() -> None:
+    body = completion(echo=True, max_tokens=0)
+    assert limits_of(body, 100).max_tokens(99) == 1
+    with pytest.raises(PromptTooLong, match="requested 101 tokens"):
+        limits_of(body, 100).max_tokens(100)
+    with pytest.raises(InvalidParameter, match="min_tokens: 1 is more than the 0"):
+        check_least(completion(echo=True, max_tokens=0, min_tokens=1), 1)
+    for fields in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}, {"max_tokens": 0, "logprobs": 2}):
+        with pytest.raises(InvalidParameter, match="only allowed when echo") as refused:
+            completion(**fields)
+        assert refused.value.param == "max_tokens"
+
+
+def test_the_first_choice_alone_asks_about_the_prompt_and_only_if_it_is_echoed_with_logprobs() -> None:
+    asked = sampling_of(completion(echo=True, logprobs=2, n=3), TOKENIZER, 7)
+    assert (asked.logprobs, asked.prompt_logprobs) == (2, 2)
+    assert sampling_of_choice(asked, 0).prompt_logprobs == 2
+    assert (sampling_of_choice(asked, 1).logprobs, sampling_of_choice(asked, 1).prompt_logprobs) == (2, None)
+    for body in (completion(echo=True), completion(logprobs=2), completion(echo=True, best_of=2), chat(logprobs=True)):
+        assert sampling_of(body, TOKENIZER, 7).prompt_logprobs is None
 
 
 @pytest.mark.parametrize(("asked", "prompt_tokens", "total"), [(61, 40, 101), (None, 100, 101), (1, 400, 401)])

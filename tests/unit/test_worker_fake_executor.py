@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from services.worker.executor import Draw, Drawn, Row
+from services.worker.executor import LEAST, Draw, Drawn, Row, Scored, Scores
 from services.worker.fake_executor import FakeExecutor, WrongBlock, fake_next_token
 from services.worker.fake_tokenizer import EOS_ID, fake_tokenizer_files
 from services.worker.history import History
@@ -133,3 +133,19 @@ def test_no_answer_ends_before_its_least_length() -> None:
         history = History(output, prompt_ids=(), ending_ids={EOS_ID})
         asked = replace(row("a", ids, 1), draw=Draw(Sampling(min_tokens=2), 1, history))
         assert (executor.execute((asked,)) == (EOS_ID,)) is ends
+
+
+def test_it_tells_of_a_prompt_what_it_would_have_said_itself_whoever_draws() -> None:
+    executor = FakeExecutor(8)
+    ids = (5, 6, fake_next_token((5, 6)), 7)
+    scores = Scores(1, ids[1:], 1)
+    told = tuple(
+        Logprobs(0.0 if likeliest == ids[at] else LEAST, (Ranked(likeliest, 0.0),))
+        for at, likeliest in ((at, fake_next_token(ids[:at])) for at in range(1, 4))
+    )
+    fed = replace(row("a", ids[:3], 1), draw=None, scores=scores)
+    other = row("b", (9,), 2)
+    assert executor.execute((fed, other)) == (Scored(told), *executor.execute((other,)))
+    whole = replace(row("a", ids, 1), scores=scores)
+    assert executor.execute((whole,)) == (Scored(told, fake_next_token(ids)),)
+    assert told[1].logprob == 0.0

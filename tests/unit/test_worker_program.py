@@ -16,6 +16,7 @@ from services.worker.attention_torch import TorchPath
 from services.worker.executor import Draw, Row
 from services.worker.loading import fitted, servable_class
 from services.worker.probe import Probe
+from services.worker.program import first_wanted
 from services.worker.program_adoption import Serving, adopt_kept, adopt_later, adopt_now
 from services.worker.program_building import Source, Wish
 from services.worker.program_graph import NotLowered
@@ -218,6 +219,18 @@ def test_int8_is_near_to_bfloat16() -> None:
     adopt_now(serving, wish_of(serving, "int8"))
     error = (serving.executor.logits(batch) - exact).pow(2).mean().sqrt()
     assert error <= 0.05 * exact.pow(2).mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("outs", "first"), [("tttw", 3), ("ttww", 2), ("ttt", 3), ("ww", 0), ("twtw", 0), ("wwt", 0)], ids=str
+)
+def test_for_other_places_only_what_depends_on_them_runs_again_or_all_if_rows_of_tokens_follow(
+    outs: str, first: int
+) -> None:
+    places = [Place(Value(8, wanted=out == "w"), 0, 8) for out in outs]
+    program = Lowered(None, torch.float32)
+    program.steps = [Instruction(Added(), (place, place), place) for place in places]
+    assert first_wanted(program) == first
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=30))

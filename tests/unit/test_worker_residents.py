@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.worker.executor import DrawFailed, Drawn
+from services.worker.executor import DrawFailed, Drawn, Scored, Scores
 from services.worker.residents import Accepted, Refused, Repeated
 from shared.ids import GatewayId, RequestId
 from shared.protocol.messages import (
@@ -285,3 +285,45 @@ def test_a_bias_on_a_token_that_the_model_does_not_have_ends_that_request_alone(
     plan = StepPlan(1, 1, new=(new(bad, 0), new(submit(), 1)), slices=(piece("bad", 0, 3), piece("r", 0, 3)))
     _, rows, _ = run(made, plan, 5)
     assert [row.finish for row in rows] == ["error", None]
+
+
+def test_a_prompt_in_slices_is_told_of_from_each_and_no_more_once_there_is_a_token() -> None:
+    made = claimed()
+    asked = submit(prompt=(1, 2, 3, 4, 5), sampling=Sampling(prompt_logprobs=2))
+    told = [Logprobs(-float(place)) for place in range(5)]
+    plan = StepPlan(1, 1, new=(new(asked, 0, 1),), slices=(piece("r", 0, 2),))
+    accepted, rows, batches = run(made, plan, Scored((told[1], told[2])))
+    assert accepted.batch[0].scores == Scores(1, (2, 3), 2)
+    assert rows == (ResultRow(RequestId("r"), 0),)
+    first = TokenRow(RequestId("r"), 0, 0, (), prompt_first=1, prompt_logprobs=(told[1], told[2]))
+    assert batches == [TokenBatch(WORKER, (first,))]
+    accepted, rows, batches = run(made, StepPlan(1, 2, slices=(piece("r", 2, 3),)), Scored((told[3], told[4]), 42))
+    assert accepted.batch[0].scores == Scores(3, (4, 5), 2)
+    assert rows == (ResultRow(RequestId("r"), 0, (42,)),)
+    second = TokenRow(RequestId("r"), 0, 0, (42,), prompt_first=3, prompt_logprobs=(told[3], told[4]))
+    assert batches == [TokenBatch(WORKER, (second,))]
+    run(made, StepPlan(1, 3, preempted=(RequestId("r"),)))
+    accepted, _, batches = run(made, StepPlan(1, 4, slices=(piece("r", 0, 6, 2, 3),)), 43)
+    assert accepted.batch[0].scores is None
+    assert batches == [TokenBatch(WORKER, (TokenRow(RequestId("r"), 0, 1, (43,)),))]
+
+
+def test_a_prompt_that_cannot_be_told_of_ends_its_request_before_it_draws() -> None:
+    made = claimed()
+    asked = submit(prompt=(1, 2, 3), sampling=Sampling(prompt_logprobs=0))
+    _, rows, batches = run(
+        made, StepPlan(1, 1, new=(new(asked, 0),), slices=(piece("r", 0, 2),)), DrawFailed("not finite")
+    )
+    assert rows == (ResultRow(RequestId("r"), 0, (), "error"),)
+    assert batches[0].rows[0].finish == "error"
+    _, rows, _ = run(made, StepPlan(1, 2, slices=(piece("r", 2, 1),)))
+    assert rows == (ResultRow(RequestId("r"), 0, skipped=True),)
+
+
+def test_the_last_token_of_a_prompt_alone_tells_of_nothing() -> None:
+    made = claimed()
+    asked = submit(prompt=(1, 2, 3), sampling=Sampling(prompt_logprobs=0))
+    run(made, StepPlan(1, 1, new=(new(asked, 0),), slices=(piece("r", 0, 2),)), Scored((Logprobs(-1), Logprobs(-2))))
+    accepted, _, batches = run(made, StepPlan(1, 2, slices=(piece("r", 2, 1),)), 42)
+    assert accepted.batch[0].scores is None
+    assert batches == [TokenBatch(WORKER, (TokenRow(RequestId("r"), 0, 0, (42,)),))]

@@ -26,7 +26,7 @@ from tests.end_to_end.served import FAKE, eventually, nothing_is_left
 from tests.integration.processes import Up, slipstream_up
 
 NAME = "SmolLM2-135M-Instruct"
-REAL = ("--dtype", "float32", "--compile", "now")
+EXACT = ("--dtype", "float32", "--compile", "now")
 CONTEXT, BUDGET = 8192, 512
 _POLL_S = 0.05
 
@@ -42,7 +42,7 @@ async def bb_2() -> str:
     """Eight prompts of nine tenths of the context beside a stream; under prefill-first its gaps are longer."""
     paces = {}
     for policy in ("sarathi", "prefill-first"):
-        flags = (*REAL, "--log-level", "debug", "--policy", policy)
+        flags = ("--compile", "now", "--log-level", "debug", "--policy", policy)
         async with running(*flags) as up, session_of(up, timeout_s=1800) as session:
             paces[policy] = await pace_beside_long_prompts(up, session, NAME, context=CONTEXT, budget=BUDGET)
     pace, stalled = paces["sarathi"], max(paces["prefill-first"].gaps_s)
@@ -54,7 +54,7 @@ async def bb_2() -> str:
 
 async def bb_7() -> str:
     """64 streams of 48 tokens, and each of them alone."""
-    async with running(*REAL) as up, session_of(up, timeout_s=1800) as session:
+    async with running(*EXACT) as up, session_of(up, timeout_s=1800) as session:
         asked = repeats(64, max_tokens=48)
         ties = await check_crowd(session, NAME, asked, asked)
     assert ties <= len(asked) / 100, ties

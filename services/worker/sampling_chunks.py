@@ -79,7 +79,7 @@ class Chunks:
             logits = self._chunks[torch.from_numpy(rows[some])]
             exponents = logits.sub_(peaks[some]).div_(divisors[some])
             # rows with a grammar are -inf for the most part, of which exp takes ten times as long
-            weights = torch.nn.functional.threshold_(exponents.clamp_min_(_LEAST).exp_(), _NOTHING, 0.0)
+            weights = torch.threshold_(exponents.clamp_min_(_LEAST).exp_(), _NOTHING, 0.0)
             sums.append(weights.sum(-1))
         found: Singles = torch.cat(sums).numpy()
         return found

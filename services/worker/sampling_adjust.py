@@ -16,6 +16,9 @@ from services.worker.history import History, penalises
 from shared.protocol.messages import Sampling
 
 _Row = npt.NDArray[np.float32]
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BIASES = np.where(_BITS, np.float32(0), np.float32(-np.inf))
+"""What is added to eight logits for each byte of a mask: 16 rows take 0.4 ms so, and 3.4 ms by a choice for each."""
 
 
 def is_adjusted(draw: Draw) -> bool:
@@ -40,7 +43,8 @@ def _keep(row: _Row, draw: Draw, allowed: Allowed) -> None:
     history = draw.history
     if history is not None and _may_not_end(draw.sampling, history):
         allowed = without(allowed, history.ending_ids)
-    np.copyto(row, -np.inf, where=~allowed)
+    with np.errstate(invalid="ignore"):  # +inf becomes NaN, and the row fails as it would without a grammar
+        row += np.take(_BIASES, np.packbits(allowed, bitorder="little"), axis=0).reshape(-1)[: len(row)]
 
 
 def _ban_ends(row: _Row, draw: Draw) -> None:

@@ -14,6 +14,8 @@ import torch
 CHUNK = 64
 _ROWS_AT_A_TIME = 8
 """What is worked on at a time stays in the cache of a core."""
+_LEAST, _NOTHING = -87.0, 1.66e-38
+"""Single precision knows no smaller weight but those without full precision: less than that is none."""
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -75,9 +77,12 @@ class Chunks:
         for first in range(0, len(rows), _ROWS_AT_A_TIME):
             some = slice(first, first + _ROWS_AT_A_TIME)
             logits = self._chunks[torch.from_numpy(rows[some])]
-            sums.append(logits.sub_(peaks[some]).div_(divisors[some]).exp_().sum(-1))
-        weights: Singles = torch.cat(sums).numpy()
-        return weights
+            exponents = logits.sub_(peaks[some]).div_(divisors[some])
+            # rows with a grammar are -inf for the most part, of which exp takes ten times as long
+            weights = torch.nn.functional.threshold_(exponents.clamp_min_(_LEAST).exp_(), _NOTHING, 0.0)
+            sums.append(weights.sum(-1))
+        found: Singles = torch.cat(sums).numpy()
+        return found
 
     def candidates(self, rows: Ints, chunks: int) -> Candidates:
         """Return all logits above the largest of the chunk that comes at this place, by its largest."""

@@ -1,6 +1,7 @@
 """`kill -9` of any part under streams: each stream goes on to the very text that it would have had undisturbed."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -80,6 +81,36 @@ async def test_streams_go_on_when_one_of_two_workers_is_killed(short_folder: Pat
             await texts_across(up, lambda: os.kill(up.running("worker")[0], signal.SIGKILL), STREAMS, TOKENS)
             == EXPECTED
         )
+
+
+async def test_an_answer_in_json_is_the_same_whether_its_worker_is_killed_or_not(short_folder: Path) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 40, "maxItems": 40}
+    shape = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": numbers}}
+    with slipstream_up(short_folder, *FAKE, "--fake-step-ms", "10") as up:
+        up.until_ready()
+        runs = asyncio.Event()
+
+        async def answer() -> str:
+            async with client_of(up) as client:
+                pieces = await client.completions.create(
+                    model=MODEL, prompt="p", max_tokens=2000, stream=True, extra_body={"response_format": shape}
+                )
+                text = ""
+                async for piece in pieces:
+                    text += piece.choices[0].text
+                    if len(text) > 20:
+                        runs.set()
+            return text
+
+        async with asyncio.timeout(90):
+            undisturbed = await answer()
+            assert len(json.loads(undisturbed)) == 40
+            runs.clear()
+            again = asyncio.ensure_future(answer())
+            await runs.wait()
+            os.kill(up.part("worker"), signal.SIGKILL)
+            assert await again == undisturbed
+        assert up.events("attempt_lost")
 
 
 async def test_a_killed_gateway_is_started_again_and_what_it_owed_is_computed_no_further(short_folder: Path) -> None:

@@ -288,6 +288,24 @@ def test_neither_preemption_nor_company_nor_plans_ahead_nor_a_new_leader_change_
         assert (conductor.text(name), conductor.answers[name].finish) == (tuple(ids), finish), name
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_follow_their_grammar_whoever_is_told_of_its_prompt_in_the_same_steps(depth: int) -> None:
+    requests = {f"{name}-{n}": wanted(name, n, max_tokens=90) for name in SCHEMAS for n in range(2)}
+    expected = {name: answer_to(request) for name, request in requests.items()}
+    conductor = Conductor(FakeExecutor(64), (EOS_ID,), Limits(24, 16), depth=depth)
+    for number, (name, request) in enumerate(requests.items()):
+        most = 1 if number % 2 else None
+        sampling = replace(request.sampling, prompt_logprobs=most)
+        conductor.submit(name, request.prompt_ids, request.max_tokens, sampling=sampling)
+        conductor.submit(f"told-{name}", request.prompt_ids * 7, 5, sampling=Sampling(prompt_logprobs=0))
+    conductor.run_dry()
+    for number, (name, (ids, finish)) in enumerate(expected.items()):
+        assert (conductor.text(name), conductor.answers[name].finish) == (tuple(ids), finish), name
+        prompt_tokens = len(requests[name].prompt_ids)
+        assert len(conductor.answers[name].of_prompt) == (prompt_tokens - 1 if number % 2 else 0)
+        assert len(conductor.answers[f"told-{name}"].of_prompt) == 7 * prompt_tokens - 1
+
+
 def test_one_that_fails_leaves_the_others_as_they_are() -> None:
     conductor = Conductor(FakeExecutor(64), (EOS_ID,), Limits(64, 16), depth=2)
     good = wanted("person", 1)

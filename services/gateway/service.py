@@ -25,8 +25,8 @@ from shared.runtime.clock import Clock, monotonic, until_next, wall_clock_s
 from shared.runtime.part import wait_for_bus
 from shared.runtime.settings import GatewaySettings
 
-WATCH_S = 0.25
-"""How late the end of an answer may be for which nobody waits any more."""
+WATCH_S, IDLE_WATCH_S = 0.25, 1.0
+"""How late an answer may be ended for which nobody waits any more; the latter if it comes to an idle gateway."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 FLUSH_S = 2.0
 
@@ -143,7 +143,7 @@ class _Gateway:
             if len(self._owed) and self._pool.silence_s(self._clock()) > SILENT_S:
                 log.error("scheduler_silent", owed=len(self._owed))
                 self._owed.fail_all(NotServing(f"there was no word from a scheduler for {SILENT_S:.0f} s"))
-            await asyncio.sleep(until_next(WATCH_S, monotonic()))
+            await asyncio.sleep(until_next(WATCH_S if len(self._owed) else IDLE_WATCH_S, monotonic()))
 
     def _end_overdue(self) -> None:
         for request in self._owed.queued.since_before(self._clock() - self._max_queue_s):

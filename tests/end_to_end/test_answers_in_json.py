@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import pytest
@@ -12,8 +9,6 @@ from openai import AsyncOpenAI, BadRequestError
 from openai.types.chat.completion_create_params import ResponseFormat
 from pydantic import BaseModel, Field
 
-from tests.end_to_end.served import client_of
-from tests.integration.processes import Up, slipstream_up
 from tests.schemas import SCHEMAS, fits
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
@@ -33,19 +28,6 @@ class Recipe(BaseModel):
     dish: str = Field(max_length=20)
     difficulty: Literal["easy", "hard"]
     steps: list[Step] = Field(max_length=2)
-
-
-@pytest.fixture(scope="module")
-def up(model_folder: Path) -> Iterator[Up]:
-    assert model_folder.is_dir()
-    with TemporaryDirectory() as folder, slipstream_up(Path(folder)) as running:
-        yield running.until_ready(within_s=120)
-
-
-@pytest.fixture
-async def client(up: Up) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(up) as opened:
-        yield opened
 
 
 def format_of(schema: dict[str, Any]) -> ResponseFormat:

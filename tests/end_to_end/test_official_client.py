@@ -1,31 +1,11 @@
 """The official `openai` client against `slipstream up` with the default model."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 from openai import AsyncOpenAI
-
-from tests.end_to_end.served import client_of
-from tests.integration.processes import Up, slipstream_up
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
 NAME = "SmolLM2-135M-Instruct"
-
-
-@pytest.fixture(scope="module")
-def up(model_folder: Path) -> Iterator[Up]:
-    assert model_folder.is_dir()  # fetched and converted, so that this start is a second one
-    with TemporaryDirectory() as folder, slipstream_up(Path(folder)) as running:
-        yield running.until_ready(within_s=120)
-
-
-@pytest.fixture
-async def client(up: Up) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(up) as opened:
-        yield opened
 
 
 async def test_a_streamed_chat_knows_the_capital_of_france(client: AsyncOpenAI) -> None:

@@ -1,6 +1,6 @@
 """A chat's second turn begins where its first one ended: what was computed for it is found again."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from tests.end_to_end.served import client_of, eventually
+from tests.end_to_end.served import eventually
 from tests.integration.processes import Up, slipstream_up
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
@@ -28,12 +28,6 @@ def up(model_folder: Path) -> Iterator[Up]:
     with TemporaryDirectory() as folder, slipstream_up(Path(folder), "--dtype", "float32") as running:
         TOLD.clear()
         yield running.until_ready(within_s=120)
-
-
-@pytest.fixture
-async def client(up: Up) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(up) as opened:
-        yield opened
 
 
 TOLD: list[int] = []

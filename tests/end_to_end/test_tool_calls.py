@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from tests.end_to_end.served import client_of, eventually, nothing_is_left, url_of
+from tests.end_to_end.served import eventually, nothing_is_left, url_of
 from tests.integration.processes import Up, slipstream_up
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
@@ -67,12 +67,6 @@ def up(model_folder: Path) -> Iterator[Up]:
         flags = ("--model", str(model), "--served-model-name", NAME, "--dtype", "float32", "--compile", "off")
         with slipstream_up(Path(folder), *flags) as running:
             yield running.until_ready(within_s=120)
-
-
-@pytest.fixture
-async def client(up: Up) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(up) as opened:
-        yield opened
 
 
 def is_weather(arguments: str) -> bool:
@@ -153,7 +147,8 @@ async def test_the_template_is_told_what_the_client_says(up: Up) -> None:
 
 
 async def test_an_answer_that_takes_longer_than_its_timeout_is_a_504_and_nothing_goes_on(up: Up) -> None:
-    body = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "timeout": 2, "n": 2}
+    # on a machine that others keep busy its first token has been seen to take more than two seconds: a 408 then
+    body = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "timeout": 6, "n": 2}
     async with aiohttp.ClientSession(url_of(up)) as session, session.post("/v1/completions", json=body) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (504, "timeout")
     await eventually(nothing_is_left, up)

@@ -24,20 +24,9 @@ from shared.runtime.settings import WorkerSettings
 from shared.scheduling.limits import Limits
 from tests.attention_paths import path_of
 from tests.conductor import GREEDY, Conductor, Ids
+from tests.small_models import SMALL
 
-VOCABULARY = 97
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+VOCABULARY: int = SMALL["vocab_size"]
 FAMILIES: Mapping[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     # changes its logits behind the last product

@@ -1,6 +1,6 @@
 """What weights in int8 cost in quality: perplexity, and how often the very same token is drawn.
 
-Run from the root of the project: ``python -m tests.long.weights_quality``. Takes about three minutes.
+Run from the root of the project: ``python -m tests.long.weights_quality``. Takes about five minutes.
 
 The text is the project's own README and sources. Perplexity is over windows of 512 tokens, each token predicted from
 those before it in its window. Agreement is with bfloat16 over 32 tokens after 200 prompts: *drawn freely* compares two

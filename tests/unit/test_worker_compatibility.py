@@ -19,20 +19,10 @@ from shared.errors import StartupError
 from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Sampling
 from shared.runtime.settings import WorkerSettings
+from tests import small_models
 from tests.attention_paths import PATHS, path_of
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SMALL = {**small_models.SMALL, "hidden_size": 32, "intermediate_size": 48}
 SETTINGS = WorkerSettings(dtype="float32", kv_tokens=1024)
 WINDOW = 6
 

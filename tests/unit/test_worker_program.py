@@ -27,20 +27,9 @@ from shared.ids import BlockId, RequestId
 from shared.protocol.messages import Sampling
 from shared.runtime.settings import WorkerSettings
 from tests.attention_paths import path_of
+from tests.small_models import SMALL
 
 SETTINGS = WorkerSettings(kv_tokens=1024)
-SMALL: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture(autouse=True)

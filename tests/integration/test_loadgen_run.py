@@ -2,154 +2,19 @@
 
 import asyncio
 import json
-import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
 
-from loadgen.client import Client, Record
-from loadgen.prompts import Request
-from loadgen.run import Result, measure
-from loadgen.server import CannotStart, open_session
-from loadgen.settings import RunSettings
-from shared.runtime.clock import monotonic
-
-Script = Callable[["Stream"], Awaitable[None]]
-STEP_S = 0.05
-
-
-class Stream:
-    """One answer of the server, written by hand."""
-
-    def __init__(
-        self, response: web.StreamResponse, transport: asyncio.Transport | None, asked: dict[str, Any]
-    ) -> None:
-        self.response = response
-        self.transport = transport
-        self.asked = asked
-        self.tokens = 0
-
-    async def raw(self, data: bytes) -> None:
-        await self.response.write(data)
-
-    async def event(self, data: dict[str, Any]) -> None:
-        await self.raw(f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode())
-
-    async def text(self, text: str, *, tokens: int = 1, finish: str | None = None) -> None:
-        self.tokens += tokens
-        content = {"delta": {"content": text}} if "messages" in self.asked else {"text": text}
-        await self.event({"choices": [{"index": 0, **content, "finish_reason": finish}], "usage": self.usage})
-
-    @property
-    def usage(self) -> dict[str, int]:
-        prompt = len(self.asked.get("prompt", "123456789"))
-        return {"prompt_tokens": prompt, "completion_tokens": self.tokens, "total_tokens": prompt + self.tokens}
-
-    async def end(self) -> None:
-        await self.event({"choices": [], "usage": self.usage})
-        await self.raw(b"data: [DONE]\n\n")
-
-
-class Server:
-    """Answers each request by a script. Records what was asked, and how many at a time."""
-
-    def __init__(self) -> None:
-        self.script: Script = steady
-        self.refusal: web.Response | None = None
-        self.content_type = "text/event-stream"
-        self.asked: list[dict[str, Any]] = []
-        self.peers: set[object] = set()
-        self.headers: list[dict[str, str]] = []
-        self.now_running = 0
-        self.most_running = 0
-        self.left = asyncio.Event()
-        self.models: list[str] = ["tiny", "other"]
-        self.url = ""
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(await request.json())
-        self.peers.add(request.transport and request.transport.get_extra_info("peername"))
-        self.headers.append(dict(request.headers))
-        if self.refusal is not None:
-            return web.Response(
-                status=self.refusal.status,
-                body=self.refusal.body,
-                headers={"Retry-After": "7"},
-                content_type="text/json",
-            )
-        self.now_running += 1
-        self.most_running = max(self.most_running, self.now_running)
-        response = web.StreamResponse(headers={"Content-Type": self.content_type})
-        try:
-            await response.prepare(request)
-            await self.script(Stream(response, request.transport, self.asked[-1]))
-        except (asyncio.CancelledError, ConnectionError):
-            self.left.set()
-            raise
-        finally:
-            self.now_running -= 1
-        return response
-
-    async def list_models(self, request: web.Request) -> web.Response:
-        self.headers.append(dict(request.headers))
-        return web.json_response({"object": "list", "data": [{"id": model} for model in self.models]})
-
-
-async def steady(stream: Stream) -> None:
-    """One token at once and the others at known distances."""
-    for number in range(stream.asked["max_tokens"]):
-        if number:
-            await asyncio.sleep(STEP_S)
-        await stream.text(f" {number}", finish="length" if number + 1 == stream.asked["max_tokens"] else None)
-    await stream.end()
+from loadgen.server import CannotStart
+from tests.integration.loadgen_rig import STEP_S, Server, Stream, ask, failure, run, serving, steady
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    behaviour = Server()
-    app = web.Application()
-    app.router.add_post("/v1/completions", behaviour.answer)
-    app.router.add_post("/v1/chat/completions", behaviour.answer)
-    app.router.add_get("/v1/models", behaviour.list_models)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    behaviour.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield behaviour
-    await runner.cleanup()
-
-
-def settings(server: Server, **changes: Any) -> RunSettings:
-    usual: dict[str, Any] = {
-        "url": server.url,
-        "requests": 4,
-        "prompt_tokens": "5",
-        "output_tokens": "3",
-        "timeout_s": 20,
-    }
-    return RunSettings(**usual | changes)
-
-
-async def run(server: Server, **changes: Any) -> Result:
-    async with asyncio.timeout(30):
-        return await measure(settings(server, **changes), monotonic)
-
-
-async def ask(server: Server, *, leaves_early: bool = False, timeout_s: float = 20.0) -> Record:
-    """Send one request and return what became of it."""
-    target = settings(server, timeout_s=timeout_s).target("tiny")
-    request = Request(0, (40, 41, 42), 3, leaves_early=leaves_early)
-    async with asyncio.timeout(30), open_session(None) as session:
-        return await Client(session, target, monotonic).ask(request, target.body(request), intended_s=monotonic())
-
-
-def failure(record: Record) -> str | None:
-    return record.failure and record.failure.name
+    async with serving() as one:
+        yield one
 
 
 async def test_times_are_those_that_the_server_took(server: Server) -> None:
@@ -391,73 +256,3 @@ async def test_a_server_without_models_or_out_of_reach_is_one_sentence(server: S
         await run(server)
     with pytest.raises(CannotStart, match=r"no answer from http://127.0.0.1:9: Cannot connect"):
         await run(server, url="http://127.0.0.1:9")
-
-
-async def loadgen(*flags: str) -> asyncio.subprocess.Process:
-    command = "import sys; from loadgen.entry import main; sys.exit(main())"
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", command, *flags, stdout=pipe, stderr=pipe)
-
-
-async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(40):
-        out, errors = await process.communicate()
-    return process.returncode, out.decode(), errors.decode()
-
-
-async def test_the_command_prints_tables_and_writes_everything_as_json(server: Server, tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    flags = (
-        "--url",
-        f"{server.url}/v1/",
-        "--requests",
-        "4",
-        "--output-tokens",
-        "3",
-        "--api-key",
-        "secret",
-        "--out",
-        str(out),
-    )
-    status, printed, errors = await ended(await loadgen("run", *flags))
-    assert (status, "written to" in errors) == (0, True), errors
-    for word in ("4 ok, 0 failed", "output tokens / s", "TTFT", "TBT", "TPOT", "E2E", "P50", "P90", "P99"):
-        assert word in printed
-    result = json.loads(out.read_text())
-    assert (result["config"]["model"], result["summary"]["output_tokens"]) == ("tiny", 12)
-    assert result["config"]["seed"] >= 0
-    assert "secret" not in out.read_text()
-    assert [row["index"] for row in result["requests"]] == [0, 1, 2, 3]
-    assert all(row["usage"]["completion_tokens"] == 3 and len(row["chunks"]) == 3 for row in result["requests"])
-    assert result["machine"]["cores"] >= 1
-
-
-async def test_the_command_fails_if_a_request_failed(server: Server, tmp_path: Path) -> None:
-    server.refusal = web.Response(status=500, text="no JSON here")
-    flags = ("--url", server.url, "--requests", "2", "--out", str(tmp_path / "r.json"))
-    status, printed, _ = await ended(await loadgen("run", *flags))
-    assert status == 1
-    assert "http_500" in printed
-    assert json.loads((tmp_path / "r.json").read_text())["requests"][0]["failure"]["message"] == "no JSON here"
-
-
-async def test_ctrl_c_stops_early_and_shows_what_finished(server: Server, tmp_path: Path) -> None:
-    third = asyncio.Event()
-
-    async def two_then_hang(stream: Stream) -> None:
-        if len(server.asked) > 2:
-            third.set()
-            await asyncio.sleep(25)
-        await steady(stream)
-
-    server.script = two_then_hang
-    flags = ("--url", server.url, "--concurrency", "1", "--requests", "50", "--out", str(tmp_path / "r.json"))
-    process = await loadgen("run", *flags, "--output-tokens", "2")
-    async with asyncio.timeout(30):
-        await third.wait()
-    process.send_signal(signal.SIGINT)
-    status, printed, errors = await ended(process)
-    assert status == 130, errors
-    assert "2 ok, 0 failed, 1 interrupted" in printed
-    assert "Traceback" not in errors
-    assert json.loads((tmp_path / "r.json").read_text())["was_interrupted"] is True

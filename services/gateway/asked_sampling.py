@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from services.gateway.asked import answers_each, told_logprobs
 from services.gateway.asked_tools import tool_use_of
 from services.gateway.bodies import ChatBody, CompletionBody, GenerationBody
-from services.gateway.grammars import PARAM, check_grammar, grammar_of
+from services.gateway.grammars import PARAM, grammar_of
 from services.gateway.tokenizer import ModelTokenizer
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Bias, Sampling
@@ -44,8 +44,6 @@ def _grammar(body: GenerationBody, of_tools: str | None) -> str:
     wanted = grammar_of(body)
     if wanted and of_tools is not None:
         raise InvalidParameter(f"{PARAM}: not together with tools that may be called", param=PARAM)
-    if of_tools:
-        check_grammar(of_tools, "tools")
     return wanted or of_tools or ""
 
 

@@ -10,11 +10,12 @@ from msgspec.structs import asdict
 
 from services.gateway.bodies import ChatBody, ChatMessage
 from services.gateway.chats import Chat
+from services.gateway.grammars import check_cost, fault_of
 from services.gateway.nested import check_nested
 from services.gateway.tokenizer import ModelTokenizer
 from services.gateway.tool_bodies import ChosenTool, Tool, ToolCall, ToolChoice
 from services.gateway.tool_calls import Layout
-from services.gateway.tool_grammars import may_call, must_call, why_not
+from services.gateway.tool_grammars import may_call, must_call
 from shared.errors import InvalidParameter
 
 RESERVED = frozenset(
@@ -32,6 +33,7 @@ RESERVED = frozenset(
 )
 """Names that a template is told by the gateway itself, beside those of the special tokens."""
 _SPECIAL = re.compile(r"(\w+_token|\w*special_tokens)$")
+_FAULT_CHARACTERS = 200
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
@@ -76,13 +78,17 @@ class ToolUse:
 
     def _checked(self, grammar: str) -> str:
         """Return a grammar that can be followed. Raises InvalidParameter that names the schema that cannot."""
-        if not why_not(grammar):
+        enforced = [(place, tool) for place, tool in enumerate(self.tools) if tool in self._callable]
+        for place, tool in enforced:
+            check_cost(tool.function.parameters or {}, f"tools[{place}].function.parameters")
+        if not fault_of(grammar):
             return grammar
-        for place, tool in enumerate(self.tools):
+        for place, tool in enforced:
             param = f"tools[{place}].function.parameters"
             functions = {tool.function.name: tool.function.parameters}
-            why = why_not(must_call(self.layout, functions, {}, most=1)) if tool in self._callable else None
-            if why:
+            fault = fault_of(must_call(self.layout, functions, {}, most=1))
+            if fault:
+                why = fault.rpartition("failed to compile JSON schema: ")[2][:_FAULT_CHARACTERS]
                 raise InvalidParameter(f"{param}: it cannot be enforced: {why}", param=param)
         raise InvalidParameter("tools: these functions together cannot be enforced", param="tools")
 

@@ -50,24 +50,35 @@ def grammar_of(body: GenerationBody) -> str:
 
 def grammar_of_schema(schema: Mapping[str, Any], param: str) -> str:
     """Return the grammar of the JSON that a schema describes. Raises InvalidParameter that names ``param``."""
-    text = msgspec.json.encode(schema)
-    if len(text) > MAX_GRAMMAR_BYTES:
-        raise InvalidParameter(f"{param}: at most {MAX_GRAMMAR_BYTES} bytes of schema are taken", param=param)
-    if _common_multiple(schema) > MAX_MULTIPLE:
-        raise InvalidParameter(f"{param}: multipleOf is served up to {MAX_MULTIPLE} steps in all", param=param)
+    text = check_cost(schema, param)
     try:
-        grammar = LLMatcher.grammar_from_json_schema(text.decode(), defaults={"whitespace_pattern": WHITESPACE})
+        grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
     except ValueError as error:  # nested too deep for its reader
         raise InvalidParameter(f"{param}: {error}", param=param) from error
     check_grammar(grammar, param)
     return grammar
 
 
+def check_cost(schema: Mapping[str, Any], param: str) -> str:
+    """Return a schema as JSON. Raises InvalidParameter if it would cost what llguidance has no bound for."""
+    text = msgspec.json.encode(schema)
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise InvalidParameter(f"{param}: at most {MAX_GRAMMAR_BYTES} bytes of schema are taken", param=param)
+    if _common_multiple(schema) > MAX_MULTIPLE:
+        raise InvalidParameter(f"{param}: multipleOf is served up to {MAX_MULTIPLE} steps in all", param=param)
+    return text.decode()
+
+
 def check_grammar(grammar: str, param: str) -> None:
     """Raise InvalidParameter, in llguidance's words, if a grammar cannot be followed or is too large."""
-    fault = _fault(grammar) if len(grammar.encode()) <= MAX_GRAMMAR_BYTES else "the grammar is too large"
+    fault = fault_of(grammar)
     if fault:
         raise InvalidParameter(f"{param}: {fault}", param=param)
+
+
+def fault_of(grammar: str) -> str:
+    """Return why a grammar cannot be followed, by the bounds that workers have too; empty if it can."""
+    return _fault(grammar) if len(grammar.encode()) <= MAX_GRAMMAR_BYTES else "the grammar is too large"
 
 
 @lru_cache(_CHECKED_GRAMMARS)

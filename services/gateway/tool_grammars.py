@@ -43,14 +43,6 @@ def may_call(layout: Layout, functions: Functions, marker_ids: Mapping[str, int]
     return _grammar(rules, layout, functions)
 
 
-def why_not(grammar: str) -> str | None:
-    """Return why a grammar cannot be followed, in one short sentence; None if it can."""
-    why = LLMatcher.validate_grammar(grammar)
-    if not why or why.startswith("WARNING"):
-        return None
-    return why.partition("\n")[0].rpartition("failed to compile JSON schema: ")[2][:200]
-
-
 def _grammar(rules: list[str], layout: Layout, functions: Functions) -> str:
     names = list(functions)
     behind = f'", "{layout.arguments}": '

@@ -19,11 +19,12 @@ from services.worker.executor import Batch, DrawFailed, Outcome, token_of
 from services.worker.guide import Guide
 from shared.protocol.grammars import GRAMMAR_LIMITS
 from shared.protocol.messages import TokenizerFiles
+from shared.runtime.clock import monotonic
 
 MAKING_S = 5.0
-"""How long a step waits for a grammar at most: made by the limits it takes some tenths of a second."""
-_KEPT = 32
-"""Grammars whose matchers are kept for the next request with the same text."""
+"""How long a step waits at most for all the grammars it needs; made by their bounds, one takes tenths of a second."""
+_KEPT = 128
+"""Grammars whose matchers are kept, for the next request with the same text or for one that was just announced."""
 _ERROR_CHARACTERS = 500
 _LIMITS = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
 
@@ -81,8 +82,9 @@ class Grammars:
         """Return what rows may draw once the step before has had these outcomes. On the thread of the steps only."""
         found: dict[int, Allowed | DrawFailed] = {}
         matchers = []
+        deadline_s = monotonic() + MAKING_S
         for one in guided:
-            fed = self._fed(one, before)
+            fed = self._fed(one, before, deadline_s)
             if isinstance(fed, DrawFailed):
                 found[one.place] = fed
             else:
@@ -97,11 +99,11 @@ class Grammars:
         allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=self._vocabulary, bitorder="little").view(np.bool_)
         return {place: _fault(one) or allowed[at] for at, (place, one) in enumerate(matchers)}
 
-    def _fed(self, one: Guided, before: Sequence[Outcome]) -> LLMatcher | DrawFailed:
+    def _fed(self, one: Guided, before: Sequence[Outcome], deadline_s: float) -> LLMatcher | DrawFailed:
         guide = one.guide
         if guide.matcher is None or guide.is_past(one.position):
             try:
-                made = self._making(guide.grammar).result(MAKING_S)
+                made = self._making(guide.grammar).result(max(deadline_s - monotonic(), 0.0))
             except TimeoutError:
                 return DrawFailed("its grammar could not be made in time")
             except Exception as error:  # noqa: BLE001 - whatever the tokenizer or grammar is, it is this request's
@@ -116,8 +118,9 @@ class Grammars:
         with self._lock:
             making = self._made.pop(grammar, None) or self._pool.submit(self._make, grammar)
             self._made[grammar] = making
-            if len(self._made) > _KEPT:
-                self._made.popitem(last=False)
+            done = next((text for text, made in self._made.items() if made.done()), None)
+            if done is not None and len(self._made) > _KEPT:
+                del self._made[done]
         return making
 
     def _make(self, grammar: str) -> LLMatcher:

@@ -10,6 +10,8 @@ ENOUGH_S = 0.003
 _LATER_S = 0.00002
 _SOONER_S = 0.001
 """One plan in fifty may come late: where as many are late as that, the two ways to move the margin cancel out."""
+_MUCH_S, _BACK_S = 0.02, 0.0002
+"""What a bad second has added is taken off ten times as fast while plans lie there for so long."""
 _MOST_S = 0.05
 _WEIGHT_OF_THE_NEWEST = 0.25
 
@@ -31,7 +33,10 @@ class StepTimes:
 
     def learn_margin(self, waited_s: float) -> None:
         """Take note of how long a plan made ahead lay at its worker before its step began."""
-        moved_s = self.margin_s + (_SOONER_S if waited_s < ENOUGH_S else -_LATER_S)
+        if waited_s < ENOUGH_S:
+            moved_s = self.margin_s + _SOONER_S
+        else:
+            moved_s = self.margin_s - (_BACK_S if waited_s > _MUCH_S else _LATER_S)
         self.margin_s = min(max(moved_s, ENOUGH_S), _MOST_S)
 
     def predict(self, step: Step) -> float:

@@ -10,9 +10,10 @@ from tokenizers import AddedToken, Tokenizer
 from services.gateway.asked import check
 from services.gateway.asked_sampling import sampling_of
 from services.gateway.bodies import ChatBody, read_body
+from services.gateway.grammars import fault_of
 from services.gateway.tokenizer import ModelTokenizer
 from services.gateway.tool_calls import HERMES, LLAMA, MISTRAL, CallParser, Layout
-from services.gateway.tool_grammars import Functions, may_call, must_call, why_not
+from services.gateway.tool_grammars import Functions, may_call, must_call
 from services.worker.fake_tokenizer import EOS_ID, fake_tokenizer_files
 from shared.errors import InvalidParameter
 
@@ -160,5 +161,15 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_name_where_it_has_to_be(
     assert grammar_of(tools=free) == ""
 
 
-def test_a_grammar_that_holds_is_no_reason() -> None:
-    assert why_not(must_call(HERMES, FUNCTIONS, {}, most=None)) is None
+@pytest.mark.parametrize("strict", [{"tool_choice": "required"}, {"strict": True}])
+def test_a_schema_that_would_cost_a_worker_its_memory_is_refused_in_a_tool_too(strict: dict[str, Any]) -> None:
+    dear = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 104_729_000}}}
+    function = {"name": "h", "parameters": dear, **({"strict": True} if "strict" in strict else {})}
+    choice = {name: value for name, value in strict.items() if name == "tool_choice"}
+    with pytest.raises(InvalidParameter, match="multipleOf is served up to") as refused:
+        grammar_of(tools=[TOOLS[0], {"type": "function", "function": function}], **choice)
+    assert refused.value.param == "tools[1].function.parameters"
+
+
+def test_a_grammar_that_holds_has_no_fault() -> None:
+    assert fault_of(must_call(HERMES, FUNCTIONS, {}, most=None)) == ""

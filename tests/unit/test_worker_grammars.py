@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from services.worker.residents import Accepted, Ledger
 from services.worker.sampling import draw_tokens
 from shared.ids import RequestId
 from shared.protocol.messages import Sampling, StepPlan, SubmitRequest
+from shared.runtime.clock import monotonic
 from shared.scheduling.limits import Limits
 from tests.conductor import Conductor
 from tests.schemas import SCHEMAS, fits
@@ -129,13 +131,54 @@ def test_ids_that_the_tokenizer_does_not_have_are_never_allowed() -> None:
 
 def test_more_grammars_than_are_kept_are_made_again() -> None:
     grammars = Grammars(FILES, VOCABULARY)
-    for number in (*range(40), 0):
-        follows = LLMatcher.grammar_from_lark(f'start: "{number:02}"')
+    for number in (*range(140), 0):
+        follows = LLMatcher.grammar_from_lark(f'start: "{number:03}"')
         grammars.expect(follows)
-        assert allowed(grammars, guided(f"{number:02}"[:1], follows=follows)) == {ord(str(number % 10))}
+        assert allowed(grammars, guided(f"{number:03}"[:2], follows=follows)) == {ord(str(number % 10))}
 
 
 # -- the draw ----------------------------------------------------------------------------------------------------
+
+
+def test_sixty_four_that_were_announced_at_once_are_each_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, made, make = Grammars(FILES, VOCABULARY), [], Grammars._make
+
+    def counted(self: Grammars, text: str) -> LLMatcher:
+        made.append(text)
+        return make(self, text)
+
+    monkeypatch.setattr(Grammars, "_make", counted)
+    texts = [LLMatcher.grammar_from_lark(f'start: "{number}"') for number in range(64)]
+    for text in texts:
+        grammars.expect(text)
+    rows = [placed(guided(follows=text), place) for place, text in enumerate(texts)]
+    assert len(grammars.masks(rows, ())) == 64
+    assert made == texts
+
+
+def test_a_step_waits_once_for_all_grammars_that_are_not_made_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+
+    def hangs(_self: Grammars, _text: str) -> LLMatcher:
+        never.wait(30)
+        raise AssertionError
+
+    monkeypatch.setattr(Grammars, "_make", hangs)
+    monkeypatch.setattr("services.worker.grammars.MAKING_S", 0.2)
+    grammars = Grammars(FILES, VOCABULARY)
+    rows = [placed(guided(follows=f"g{place}"), place) for place in range(20)]
+    begun_s = monotonic()
+    masks = grammars.masks(rows, ())
+    assert 0.2 <= monotonic() - begun_s < 20 * 0.2
+    assert {mask.why for mask in masks.values() if isinstance(mask, DrawFailed)} == {
+        "its grammar could not be made in time"
+    }
+    assert len(masks) == 20
+    never.set()
+
+
+def placed(one: Guided, place: int) -> Guided:
+    return Guided(place, one.guide, one.position, one.awaits)
 
 
 def mask_of(*ids: int, vocabulary: int = 300) -> np.ndarray[Any, np.dtype[np.bool_]]:

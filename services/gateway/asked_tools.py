@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from services.gateway.bodies import ChatBody, ChatMessage
 from services.gateway.chats import Chat
-from services.gateway.grammars import check_cost, fault_of
+from services.gateway.grammars import check_schema, fault_of
 from services.gateway.nested import check_nested
 from services.gateway.tokenizer import ModelTokenizer
 from services.gateway.tool_bodies import ChosenTool, Tool, ToolCall, ToolChoice
@@ -80,7 +80,7 @@ class ToolUse:
         """Return a grammar that can be followed. Raises InvalidParameter that names the schema that cannot."""
         enforced = [(place, tool) for place, tool in enumerate(self.tools) if tool in self._callable]
         for place, tool in enforced:
-            check_cost(tool.function.parameters or {}, f"tools[{place}].function.parameters")
+            check_schema(tool.function.parameters or {}, f"tools[{place}].function.parameters")
         if not fault_of(grammar):
             return grammar
         for place, tool in enforced:

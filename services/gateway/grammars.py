@@ -13,6 +13,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from services.gateway.bodies import GenerationBody
+from services.gateway.schema_references import has_endless_reference
 from shared.errors import InvalidParameter
 from shared.protocol.grammars import GRAMMAR_LIMITS, MAX_GRAMMAR_BYTES
 
@@ -50,7 +51,7 @@ def grammar_of(body: GenerationBody) -> str:
 
 def grammar_of_schema(schema: Mapping[str, Any], param: str) -> str:
     """Return the grammar of the JSON that a schema describes. Raises InvalidParameter that names ``param``."""
-    text = check_cost(schema, param)
+    text = check_schema(schema, param)
     try:
         grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
     except ValueError as error:  # nested too deep for its reader
@@ -59,13 +60,15 @@ def grammar_of_schema(schema: Mapping[str, Any], param: str) -> str:
     return grammar
 
 
-def check_cost(schema: Mapping[str, Any], param: str) -> str:
-    """Return a schema as JSON. Raises InvalidParameter if it would cost what llguidance has no bound for."""
+def check_schema(schema: Mapping[str, Any], param: str) -> str:
+    """Return a schema as JSON. Raises InvalidParameter for what llguidance finds too late, or has no bound for."""
     text = msgspec.json.encode(schema)
     if len(text) > MAX_GRAMMAR_BYTES:
         raise InvalidParameter(f"{param}: at most {MAX_GRAMMAR_BYTES} bytes of schema are taken", param=param)
     if _common_multiple(schema) > MAX_MULTIPLE:
         raise InvalidParameter(f"{param}: multipleOf is served up to {MAX_MULTIPLE} steps in all", param=param)
+    if has_endless_reference(schema):
+        raise InvalidParameter(f"{param}: a $ref leads back to itself: there is no value like that", param=param)
     return text.decode()
 
 

@@ -1,46 +1,19 @@
-"""Requests drawn from a seed over all parameters, and their answers in four ways: whole and streamed, alone and not."""
+"""Answers to drawn requests in four ways: whole and streamed, alone and not."""
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from tests.end_to_end.asking import CHAT, COMPLETIONS
+from tests.end_to_end.drawn_requests import Drawn, Fields
 from tests.integration.gateway_pool import events
 
 OTHERS = 16
 CLOSE = 1e-3
-_VOCABULARY = 49_152
-_FREQUENT_IDS = 600
-"""Ids below this are bytes and short words: an answer is likely to have them."""
-_TEXTS = (
-    "The capital of France is",
-    "Count: one, two, three,",
-    "def fibonacci(n):\n    ",
-    "Once upon a time there was a",
-    "Copy this: 👩‍🚀🇩🇪 日本語 ﷽ 👩‍🚀🇩🇪 日本語 ﷽ 👩‍🚀🇩🇪",
-    "yes no yes no yes no yes no",
-    "Ein Satz auf Deutsch:  Grüße aus  Köln,\n\n",
-)
-_STOPS = (".", ",", " the", "\n", "e", "two", "日", " and ", "never to be found", "a t", "👩‍🚀")
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One request."""
-
-    number: int
-    path: str
-    fields: Fields
-
-    @property
-    def can_stream(self) -> bool:
-        """False where more answers are computed than told: which are told is known at the end."""
-        return bool(self.fields.get("best_of", 1) <= self.fields.get("n", 1))
+Call = tuple[str, str]
+"""A function and its arguments; every call has an id of its own."""
 
 
 @dataclass
@@ -50,12 +23,21 @@ class Choice:
     text: str = ""
     finish: str | None = None
     tokens: tuple[str, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    offsets: tuple[int, ...] = ()
+    logprobs: tuple[float | None, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     def is_like(self, other: "Choice") -> bool:
         """Equal, log-probabilities to three digits: another batch rounds otherwise."""
-        same = (self.text, self.finish, self.tokens) == (other.text, other.finish, other.tokens)
-        return same and all(abs(a - b) <= CLOSE for a, b in zip(self.logprobs, other.logprobs, strict=True))
+        return self._exact == other._exact and all(map(_are_close, self.logprobs, other.logprobs))
+
+    @property
+    def _exact(self) -> tuple[object, ...]:
+        return self.text, self.finish, self.tokens, self.offsets, len(self.logprobs), self.calls
+
+
+def _are_close(one: float | None, other: float | None) -> bool:
+    return one == other if one is None or other is None else abs(one - other) <= CLOSE
 
 
 @dataclass(frozen=True)
@@ -72,105 +54,6 @@ class Came:
         )
 
 
-# -- drawing ----------------------------------------------------------------------------------------------------------
-
-
-def draw_requests(count: int, seed: int, max_tokens: int) -> list[Drawn]:
-    """Return so many requests; each depends on the seed and its number alone."""
-    return [_request(number, random.Random(f"{seed}/{number}"), max_tokens) for number in range(count)]
-
-
-def _request(number: int, draw: random.Random, max_tokens: int) -> Drawn:
-    is_chat = draw.random() < 0.4
-    most = draw.randint(1, max_tokens)
-    fields = (_chat(draw, most) if is_chat else _completion(draw, most)) | {"seed": draw.randrange(-(2**63), 2**63)}
-    for optional in (_sampling, _penalties, _biases, _ends, _labels):
-        fields |= optional(draw)
-    if draw.random() < 0.25:
-        fields["min_tokens"] = draw.randint(0, most)
-    return Drawn(number, CHAT if is_chat else COMPLETIONS, fields)
-
-
-def _chat(draw: random.Random, most: int) -> Fields:
-    turns = draw.choice((1, 1, 3))
-    messages: list[Fields] = [
-        {"role": ("user", "assistant")[turn % 2], "content": draw.choice(_TEXTS)} for turn in range(turns)
-    ]
-    if draw.random() < 0.3:
-        messages.insert(0, {"role": draw.choice(("system", "developer")), "content": "You are terse."})
-    if draw.random() < 0.2:
-        messages[-1]["content"] = [{"type": "text", "text": text} for text in draw.sample(_TEXTS, 2)]
-    fields = {"messages": messages, draw.choice(("max_tokens", "max_completion_tokens")): most}
-    if draw.random() < 0.3:
-        fields["n"] = draw.randint(1, 3)
-    if draw.random() < 0.4:
-        fields |= {"logprobs": True, "top_logprobs": draw.choice((0, 1, 5, 20))}
-    return fields
-
-
-def _completion(draw: random.Random, most: int) -> Fields:
-    fields: Fields = {"prompt": _prompt(draw), "max_tokens": most}
-    if draw.random() < 0.4:
-        fields["n"] = draw.randint(1, 3)
-    if draw.random() < 0.3:
-        fields["best_of"] = fields.get("n", 1) + draw.randint(0, 2)
-    if draw.random() < 0.4:
-        fields["logprobs"] = draw.randint(0, 5)
-    return fields
-
-
-def _prompt(draw: random.Random) -> Any:
-    kind = draw.choice(("text", "ids", "texts", "lists"))
-    if kind == "text":
-        return draw.choice(_TEXTS)
-    if kind == "texts":
-        return draw.sample(_TEXTS, draw.randint(1, 3))
-    lists = [[draw.randrange(3, _VOCABULARY) for _ in range(draw.randint(1, 60))] for _ in range(draw.randint(1, 3))]
-    return lists if kind == "lists" else lists[0]
-
-
-def _sampling(draw: random.Random) -> Fields:
-    fields: Fields = {"temperature": draw.choice((0, 0, 0.0001, 0.5, 0.8, 1, 1.5, 2))}
-    optional = {
-        "top_p": draw.choice((0.05, 0.5, 0.9, 1)),
-        "top_k": draw.choice((-1, 0, 1, 5, 50)),
-        "min_p": draw.choice((0, 0.05, 0.3, 1)),
-    }
-    return fields | {name: value for name, value in optional.items() if draw.random() < 0.35}
-
-
-def _penalties(draw: random.Random) -> Fields:
-    optional = {
-        "presence_penalty": round(draw.uniform(-2, 2), 2),
-        "frequency_penalty": round(draw.uniform(-2, 2), 2),
-        "repetition_penalty": round(draw.uniform(0.8, 1.6), 2),
-    }
-    return {name: value for name, value in optional.items() if draw.random() < 0.25}
-
-
-def _biases(draw: random.Random) -> Fields:
-    if draw.random() > 0.25:
-        return {}
-    ids = draw.sample(range(_FREQUENT_IDS), draw.randint(1, 20))
-    return {"logit_bias": {str(one): draw.choice((-100, -5, 1.5, 5, 10)) for one in ids}}
-
-
-def _ends(draw: random.Random) -> Fields:
-    fields: Fields = {}
-    if draw.random() < 0.35:
-        fields["stop"] = draw.choice((draw.choice(_STOPS), draw.sample(_STOPS, draw.randint(1, 4))))
-    if draw.random() < 0.25:
-        fields["stop_token_ids"] = draw.sample(range(_FREQUENT_IDS), draw.randint(1, 100))
-    if draw.random() < 0.3:
-        fields["ignore_eos"] = True
-    return fields
-
-
-def _labels(draw: random.Random) -> Fields:
-    optional = {"user": "somebody", "priority": draw.randint(-100, 100), "cache_salt": str(draw.randrange(3))}
-    return {name: value for name, value in optional.items() if draw.random() < 0.2}
-
-
 # -- asking -----------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +68,7 @@ async def ask_whole(session: aiohttp.ClientSession, model: str, drawn: Drawn) ->
 
 async def ask_stream(session: aiohttp.ClientSession, model: str, drawn: Drawn) -> Came:
     """Ask for the same as a stream, and put its pieces together."""
-    body = {"model": model, **drawn.fields, "stream": True, "stream_options": {"include_usage": True}}
+    body = {"model": model, **drawn.fields, "stream": True, "stream_options": drawn.stream_options}
     async with session.post(drawn.path, json=body) as response:
         assert response.status == 200, (drawn, await response.text())
         chunks = await events(response)
@@ -202,25 +85,41 @@ def _with(so_far: Choice) -> Any:
 
     def add(piece: Fields) -> Choice:
         assert so_far.finish is None, "nothing comes after the end"
-        told = piece.get("message") or piece.get("delta") or {"content": piece.get("text")}
-        tokens, logprobs = _told(piece.get("logprobs"))
+        said = piece.get("message") or piece.get("delta") or {"content": piece.get("text")}
+        tokens, offsets, logprobs = _told(piece.get("logprobs"))
         return Choice(
-            so_far.text + (told.get("content") or ""),
+            so_far.text + (said.get("content") or ""),
             piece["finish_reason"],
             so_far.tokens + tokens,
+            so_far.offsets + offsets,
             so_far.logprobs + logprobs,
+            _called(so_far.calls, said.get("tool_calls") or ()),
         )
 
     return add
 
 
-def _told(logprobs: Fields | None) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _told(logprobs: Fields | None) -> tuple[tuple[str, ...], tuple[int, ...], tuple[float | None, ...]]:
     if not logprobs:
-        return (), ()
+        return (), (), ()
     if "content" in logprobs:
         entries = logprobs["content"]
-        return tuple(entry["token"] for entry in entries), tuple(entry["logprob"] for entry in entries)
-    return tuple(logprobs["tokens"]), tuple(logprobs["token_logprobs"])
+        return tuple(entry["token"] for entry in entries), (), tuple(entry["logprob"] for entry in entries)
+    return tuple(logprobs["tokens"]), tuple(logprobs["text_offset"]), tuple(logprobs["token_logprobs"])
+
+
+def _called(so_far: tuple[Call, ...], pieces: Sequence[Fields]) -> tuple[Call, ...]:
+    """Add pieces of calls, or whole ones, to those that there are."""
+    calls = list(so_far)
+    for piece in pieces:
+        function = piece["function"]
+        if "id" in piece:
+            assert piece.get("index", len(calls)) == len(calls)
+            calls.append((function["name"], function["arguments"]))
+        else:
+            name, arguments = calls[piece["index"]]
+            calls[piece["index"]] = (name, arguments + function["arguments"])
+    return tuple(calls)
 
 
 def _counted(usage: Fields) -> tuple[int, int]:

@@ -15,8 +15,9 @@ import pytest
 
 from shared.runtime.clock import monotonic
 from tests.end_to_end.asking import COMPLETIONS, session_of
+from tests.end_to_end.drawn_requests import draw_requests
 from tests.end_to_end.pace import STREAM_TOKENS, pace_beside_long_prompts
-from tests.end_to_end.random_requests import differences, draw_requests
+from tests.end_to_end.random_requests import differences
 from tests.end_to_end.same_texts import check_crowd, repeats
 from tests.end_to_end.served import eventually, nothing_is_left
 from tests.integration.gateway_pool import events

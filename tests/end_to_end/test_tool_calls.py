@@ -1,7 +1,6 @@
 """Tools with a real model, whose template we wrote, through the official client against `slipstream up`."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,58 +11,18 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.end_to_end.served import eventually, nothing_is_left, url_of
+from tests.end_to_end.with_tools import NAME, TOOLS, model_with_tools
 from tests.integration.processes import Up, slipstream_up
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
-NAME = "with-tools"
-TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-Call functions with a JSON object in <tool_call></tool_call>:
-<tool_call>
-{"name": <function-name>, "arguments": <arguments>}
-</tool_call>
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}
-{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"""
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather in a city.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "maxLength": 20},
-                    "unit": {"enum": ["celsius", "fahrenheit"]},
-                },
-                "required": ["city", "unit"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "get_time", "description": "The time now."}},
-]
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 @pytest.fixture(scope="module")
 def up(model_folder: Path) -> Iterator[Up]:
     with TemporaryDirectory() as folder:
-        model = Path(folder) / NAME
-        shutil.copytree(model_folder, model, copy_function=lambda source, target: Path(target).symlink_to(source))
-        (model / "chat_template.jinja").unlink()
-        (model / "chat_template.jinja").write_text(TEMPLATE)
+        model = model_with_tools(model_folder, Path(folder))
         flags = ("--model", str(model), "--served-model-name", NAME, "--dtype", "float32", "--compile", "off")
         with slipstream_up(Path(folder), *flags) as running:
             yield running.until_ready(within_s=120)

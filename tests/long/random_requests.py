@@ -11,12 +11,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.worker.model_store import model_folder
+from services.worker.progress import Progress
+from shared.runtime.settings import DEFAULT_MODEL
 from tests.end_to_end.asking import session_of
-from tests.end_to_end.random_requests import Difference, Drawn, differences, draw_requests
+from tests.end_to_end.drawn_requests import Drawn, draw_requests
+from tests.end_to_end.random_requests import Difference, differences
 from tests.end_to_end.served import eventually, nothing_is_left
+from tests.end_to_end.with_tools import NAME, model_with_tools
 from tests.integration.processes import Up, slipstream_up
 
-NAME = "SmolLM2-135M-Instruct"
 _AT_A_TIME = 50
 
 
@@ -43,10 +47,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="ask only these of them")
     parser.add_argument("--up", default="", metavar="FLAGS", help="flags for `slipstream up`, in one word")
     wanted = parser.parse_args(arguments)
-    requests = draw_requests(wanted.requests, wanted.seed, wanted.max_tokens)
+    requests = draw_requests(wanted.requests, wanted.seed, wanted.max_tokens, with_tools=True)
     requests = [drawn for drawn in requests if not wanted.only or drawn.number in wanted.only]
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("--dtype", "float32", "--compile", "now", *wanted.up.split())
+        model = model_with_tools(model_folder(DEFAULT_MODEL, Progress()), Path(folder))
+        named = ("--model", str(model), "--served-model-name", NAME)
+        flags = (*named, "--dtype", "float32", "--compile", "now", *wanted.up.split())
         with slipstream_up(Path(folder), *flags) as up:
             up.until_ready(within_s=300)
             found = asyncio.run(compare(up, requests))

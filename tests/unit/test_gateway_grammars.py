@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.gateway.bodies import ChatBody, CompletionBody, read_body
 from services.gateway.grammars import MAX_MULTIPLE, check_grammar, grammar_of
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY, fake_tokenizer_files
 from shared.errors import InvalidParameter
-from shared.protocol.grammars import MAX_GRAMMAR_BYTES
+from shared.protocol.grammars import GRAMMAR_LIMITS, MAX_GRAMMAR_BYTES
 from tests.schemas import PERSON, SCHEMAS
 
 BYTES = LLTokenizer(fake_tokenizer_files().tokenizer_json.decode(), n_vocab=VOCABULARY, eos_token=[EOS_ID])
@@ -73,6 +73,10 @@ def test_null_within_a_schema_is_a_value() -> None:
     assert takes(of_schema({"const": None}), "null")
 
 
+def optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(count)}}
+
+
 REFUSED: list[tuple[Any, str]] = [
     ({"type": "json_schema"}, "needs a json_schema"),
     ({"type": "json_object", "json_schema": {"name": "n", "schema": {}}}, "only with the type json_schema"),
@@ -94,6 +98,10 @@ BAD_SCHEMAS: list[tuple[Any, str]] = [
     ({"properties": {str(n): {"multipleOf": n} for n in (7, 11, 13, 17)}}, "multipleOf"),
     ({"multipleOf": 10**30}, "multipleOf"),
     ({"multipleOf": 0}, "multiple"),
+    ({"$ref": "#"}, "leads back to itself"),
+    ({"properties": {"a": {"$ref": "#/$defs/a~1b"}}, "$defs": {"a/b": {"allOf": [{"$ref": "#/$defs/a~1b"}]}}}, "$ref"),
+    ({"items": {"anyOf": [{"$ref": "#/items"}, {"$ref": "#/items/anyOf/1"}]}}, "leads back to itself"),
+    (optional(2100), "too big"),
 ]
 
 
@@ -123,6 +131,34 @@ def test_steps_that_are_in_use_are_served() -> None:
     assert of_schema(
         {"properties": {"a": {"multipleOf": 0.01}, "b": {"multipleOf": 5}, "multipleOf": {"type": "null"}}}
     )
+
+
+def test_a_schema_may_refer_to_itself_where_there_is_an_end() -> None:
+    trees = [
+        {
+            "type": "object",
+            "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}},
+            "additionalProperties": False,
+        },
+        {
+            "anyOf": [{"$ref": "#/$defs/leaf"}, {"type": "array", "items": {"$ref": "#"}}],
+            "$defs": {"leaf": {"const": 1}},
+        },
+        {"anyOf": [{"$ref": "#"}, {"const": 1}]},
+        {"$ref": "#leaf", "$defs": {"x": {"$anchor": "leaf", "const": 1}}},
+    ]
+    for schema, text in zip(trees, ('{"left": {"right": {}}}', "[1, [[]]]", "1", "1"), strict=True):
+        assert takes(of_schema(schema), text), text
+
+
+def test_what_is_taken_can_be_followed_whatever_may_be_left_out() -> None:
+    """Every property that may come next is kept in mind at once: a worker must not find them to be too many."""
+    grammar = of_schema(optional(1500))
+    matcher = LLMatcher(BYTES, grammar, log_level=0, limits=LLParserLimits(**GRAMMAR_LIMITS))
+    for byte in b'{"p7": 1, "p1499": 2, "else": 3}':
+        matcher.compute_bitmask()
+        assert matcher.consume_token(byte), matcher.get_error()
+    assert matcher.is_accepting()
 
 
 def test_schemas_made_to_be_dear_are_refused_or_cheap() -> None:

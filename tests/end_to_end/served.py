@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 import aiohttp
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from tests.integration.processes import Up
 
@@ -24,6 +24,11 @@ def url_of(up: Up) -> str:
 def client_of(up: Up) -> AsyncOpenAI:
     """Return the official client, which must not hide a failure by trying again."""
     return AsyncOpenAI(base_url=f"{url_of(up)}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def blocking_client_of(up: Up) -> OpenAI:
+    """Return the same without asyncio."""
+    return OpenAI(base_url=f"{url_of(up)}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 async def figures(up: Up) -> dict[str, float]:

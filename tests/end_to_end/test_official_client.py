@@ -1,7 +1,14 @@
 """The official `openai` client against `slipstream up` with the default model."""
 
+import json
+from typing import Any
+
 import pytest
 from openai import AsyncOpenAI
+
+from tests.end_to_end.served import blocking_client_of
+from tests.integration.processes import Up
+from tests.schemas import SCHEMAS, fits
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
@@ -53,3 +60,38 @@ async def test_a_stop_string_ends_the_text_before_it(client: AsyncOpenAI) -> Non
     )
     assert answer.choices[0].finish_reason == "stop"
     assert (answer.choices[0].message.content or "").rstrip().endswith("is")
+
+
+CAPITAL: Any = {
+    "model": NAME,
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 8,
+    "logprobs": True,
+    "top_logprobs": 2,
+}
+
+
+async def test_log_probabilities_are_told_of_every_token_streamed_or_not(client: AsyncOpenAI) -> None:
+    whole = (await client.chat.completions.create(**CAPITAL)).choices[0]
+    stream = await client.chat.completions.create(**CAPITAL, stream=True)
+    pieces = [chunk.choices[0].logprobs async for chunk in stream]
+    assert whole.logprobs is not None
+    told = whole.logprobs.content or []
+    assert [entry.token for piece in pieces if piece for entry in piece.content or []] == [one.token for one in told]
+    assert "".join(entry.token for entry in told) == whole.message.content
+    assert all(entry.top_logprobs[0].token == entry.token and len(entry.top_logprobs) == 2 for entry in told)
+
+
+def test_the_blocking_client_chats_streams_and_gets_log_probabilities_and_json(up: Up) -> None:
+    with blocking_client_of(up) as client:
+        whole = client.chat.completions.create(**CAPITAL).choices[0]
+        chunks = list(client.chat.completions.create(**CAPITAL, stream=True))
+        text = client.completions.create(model=NAME, prompt="The capital of France is", max_tokens=4, temperature=0)
+        asked: Any = {"type": "json_schema", "json_schema": {"name": "choice", "schema": SCHEMAS["choice"]}}
+        chosen = client.chat.completions.create(**{**CAPITAL, "response_format": asked, "max_tokens": 20}).choices[0]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+    assert whole.logprobs is not None
+    assert len(whole.logprobs.content or []) == 8
+    assert "Paris" in text.choices[0].text
+    assert fits(json.loads(chosen.message.content or ""), SCHEMAS["choice"])

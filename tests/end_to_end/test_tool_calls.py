@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from tests.end_to_end.served import eventually, nothing_is_left, url_of
+from tests.end_to_end.served import blocking_client_of, eventually, nothing_is_left, url_of
 from tests.end_to_end.with_tools import NAME, TOOLS, model_with_tools
 from tests.integration.processes import Up, slipstream_up
 
@@ -75,6 +75,18 @@ async def test_a_named_function_is_called_and_a_stream_says_what_the_whole_answe
         pieces += [one.function for one in chunk.choices[0].delta.tool_calls or []]
     assert [piece.name for piece in pieces if piece.name] == ["get_weather"]
     assert "".join(piece.arguments or "" for piece in pieces) == call.function.arguments
+
+
+def test_the_blocking_client_gets_calls_too_whole_and_streamed(up: Up) -> None:
+    fields: Any = {"model": NAME, "messages": MESSAGES, "tools": TOOLS, "temperature": 0, "max_tokens": 60}
+    named: Any = {"type": "function", "function": {"name": "get_time"}}
+    with blocking_client_of(up) as client:
+        whole: Any = client.chat.completions.create(**fields, tool_choice=named).choices[0].message.tool_calls
+        pieces: list[Any] = []
+        for chunk in client.chat.completions.create(**fields, tool_choice=named, stream=True):
+            pieces += chunk.choices[0].delta.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in whole] == [("get_time", "{}")]
+    assert (pieces[0].function.name, "".join(piece.function.arguments for piece in pieces)) == ("get_time", "{}")
 
 
 async def test_a_call_and_its_result_go_back_to_the_model(client: AsyncOpenAI) -> None:

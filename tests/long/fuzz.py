@@ -1,5 +1,7 @@
 """Requests made up from the API's own document: no 5xx, no answer that the document does not name, no hang.
 
+The model is a tiny one, drawn at random, whose template knows tools: what is asked for is done, grammars included.
+
 Run by hand, with the command ``schemathesis`` (4.32 or later) of an environment of its own, for as many seconds as
 asked for, 300 by default: ``python -m tests.long.fuzz /tmp/fuzz/bin/schemathesis [SECONDS]``.
 """
@@ -15,11 +17,15 @@ from urllib.request import Request, urlopen
 
 from services.gateway.bodies import INT32_MAX
 from services.worker.fake_tokenizer import VOCABULARY
-from tests.end_to_end.served import FAKE, MODEL, eventually, nothing_is_left, url_of
+from tests.end_to_end.served import MODEL, eventually, nothing_is_left, url_of
 from tests.integration.processes import Up, slipstream_up
+from tests.long.tiny_model import write_tiny_model
+from tests.schemas import LARGER, SCHEMAS
 
 KEY = "sk-of-the-fuzzer"
 SLOWEST_S = 20
+POSITIONS = 2048
+"""How long the model's texts may be: answers that are not told to be shorter end there."""
 # What fits the schema may be refused for what no schema says: it is too long for the model, or names two prompts.
 NOT_CHECKED = "positive_data_acceptance"
 # 413 is a refusal like any other: a made-up text may be larger than what is read.
@@ -39,7 +45,20 @@ def document_of(up: Up) -> Any:
             is_needed = "model" in schema.get("required", [])
             schema["properties"]["model"] = {"enum": [MODEL] if is_needed else [MODEL, None]}
     _let_ids_be_tokens(document)
+    _let_schemas_be_schemas(document["components"]["schemas"])
     return document
+
+
+def _let_schemas_be_schemas(schemas: dict[str, Any]) -> None:
+    """Draw, where any object is taken as the schema of something, also such as can be followed."""
+    for name, field in (("JsonSchema", "schema"), ("FunctionDefinition", "parameters")):
+        kept = [schema for schema in (*SCHEMAS.values(), *LARGER.values()) if "$ref" not in schema]
+        objects = [one for one in kept if one.get("type") == "object"]
+        known = {"enum": kept if field == "schema" else objects}
+        schemas[name]["properties"][field] = {"anyOf": [known, known, {"type": "object"}]}
+    schemas["ChatBody"]["properties"]["chat_template_kwargs"] = {
+        "anyOf": [{"type": "object", "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9_]{0,30}$"}}, {"type": "null"}]
+    }
 
 
 def _let_ids_be_tokens(part: Any) -> None:
@@ -58,8 +77,13 @@ def _let_ids_be_tokens(part: Any) -> None:
 def main(schemathesis: str, seconds: int) -> int:
     """Return schemathesis' exit status, or 1 if the server was hurt."""
     with tempfile.TemporaryDirectory() as name:
-        flags = ("--fake-step-ms", "0", "--kv-tokens", "65536", "--api-key", KEY, "--open-paths", "/metrics")
-        with slipstream_up(Path(name), *FAKE, *flags) as up:
+        model = Path(name) / "tiny"
+        write_tiny_model(model, positions=POSITIONS)
+        flags = (
+            *("--model", str(model), "--served-model-name", MODEL, "--dtype", "float32", "--compile", "off"),
+            *("--threads", "1", "--kv-tokens", "65536", "--api-key", KEY, "--open-paths", "/metrics"),
+        )
+        with slipstream_up(Path(name), *flags) as up:
             up.until_ready()
             path = Path(name) / "openapi.json"
             path.write_text(json.dumps(document_of(up)))

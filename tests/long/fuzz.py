@@ -46,7 +46,16 @@ def document_of(up: Up) -> Any:
             schema["properties"]["model"] = {"enum": [MODEL] if is_needed else [MODEL, None]}
     _let_ids_be_tokens(document)
     _let_schemas_be_schemas(document["components"]["schemas"])
+    _let_messages_have_content(document["components"]["schemas"])
     return document
+
+
+def _let_messages_have_content(schemas: dict[str, Any]) -> None:
+    """Draw, beside any message, those that are complete: which fields one needs depends on its role."""
+    any_message = schemas["ChatMessage"]
+    usual = {"role": {"enum": ["user", "system", "assistant"]}, "content": {"type": "string"}}
+    complete = {"type": "object", "properties": usual, "required": list(usual), "additionalProperties": False}
+    schemas["ChatMessage"] = {"anyOf": [complete, any_message]}
 
 
 def _let_schemas_be_schemas(schemas: dict[str, Any]) -> None:

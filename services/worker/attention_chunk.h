@@ -33,7 +33,7 @@ struct coming {
 
 INLINE void call(struct coming coming, int from, int to) {
     for (int i = from; i < to && i < coming.count; i++)
-        for (int64_t at = 0; at < coming.bytes; at += 64) __builtin_prefetch((const char *)coming.rows[i] + at, 0, 3);
+        for (int64_t at = 0; at < coming.bytes; at += 64) __builtin_prefetch((const char *)coming.rows[i] + at, 0, 2);
 }
 
 /* Values of one chunk, each a row of numbers. */

@@ -33,7 +33,7 @@ struct coming {
 
 INLINE void call(struct coming coming, int from, int to) {
     for (int i = from; i < to && i < coming.count; i++)
-        for (int64_t at = 0; at < coming.bytes; at += 64) __builtin_prefetch((const char *)coming.rows[i] + at, 0, 3);
+        for (int64_t at = 0; at < coming.bytes; at += 64) __builtin_prefetch((const char *)coming.rows[i] + at, 0, 2);
 }
 
 /* Values of one chunk, each a row of numbers. */
@@ -104,40 +104,63 @@ struct bend {
     float scale, softcap; /* score * scale is in units of log2(e); with a softcap: softcap * tanh(score * scale) */
 };
 
-INLINE vf bent(vf score, struct bend bend) {
+INLINE vf bent(vf score, struct bend bend, int is_capped) {
     score *= all(bend.scale);
-    if (bend.softcap == 0.0f) return score;
+    if (!is_capped) return score;
     /* tanh(x) = 1 - 2 / (exp(2x) + 1), with x small enough that exp stays finite; beyond 20 it is 1 in float anyway */
     vf x = choose(score > all(20.0f), all(20.0f), choose(score < all(-20.0f), all(-20.0f), score));
     vf e = exp2_of(x * all(2.885390082f));
     return all(bend.softcap) * (all(1.0f) - all(2.0f) / (e + all(1.0f)));
 }
 
-/* Turn a row's scores into weights; those outside of [from, to) weigh nothing, whatever they are. */
-static void soften(float *scores, int from, int to, struct bend bend, float *most, float *total, float *sums,
-                   int64_t columns) {
-    vi lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
+/* What a row has come to so far: its largest score, the sum of its weights lane by lane, its sums of values. */
+struct course_of_row {
+    float *most, *total, *sums;
+    int64_t columns;
+};
+
+/* A larger score than all before: what has been summed weighs less. */
+static void shrink(struct course_of_row row, float now) {
+    float by = exp2_one(*row.most - now);
+    store(row.total, load(row.total) * all(by));
+    for (int64_t c = 0; c < row.columns; c += LANES) store(row.sums + c, load(row.sums + c) * all(by));
+    *row.most = now;
+}
+
+INLINE void soften_as(int is_capped, float *scores, uint16_t *halves, int from, int to, struct bend bend,
+                      struct course_of_row row) {
+    enum { vectors = VECTORS };
     vf score[VECTORS], best = all(FLOOR);
-    for (int v = 0; v < VECTORS; v++) {
-        vi place = lane + v * LANES;
-        score[v] = bent(load(scores + v * LANES), bend);
-        if (from > 0 || to < CHUNK)
+    EACH_VECTOR score[v] = bent(load(scores + v * LANES), bend, is_capped);
+    if (from > 0 || to < CHUNK) {
+        vi lane;
+        UNROLLED for (int i = 0; i < LANES; i++) lane[i] = i;
+        EACH_VECTOR {
+            vi place = lane + v * LANES;
             score[v] = choose((place >= from) & (place < to), score[v], all(-__builtin_inff()));
-        best = larger(score[v], best);
+        }
     }
-    float before = *most, now = largest_lane(best);
-    if (now > before) {
-        float shrink = exp2_one(before - now);
-        store(total, load(total) * all(shrink));
-        for (int64_t c = 0; c < columns; c += LANES) store(sums + c, load(sums + c) * all(shrink));
-        *most = now;
+    EACH_VECTOR best = larger(score[v], best);
+    float now = largest_lane(best), most = *row.most;
+    if (now > most) {
+        shrink(row, now);
+        most = now;
     }
-    vf sum = load(total);
-    for (int v = 0; v < VECTORS; v++) {
-        vf weight = exp2_of(score[v] - all(*most));
-        store(scores + v * LANES, weight);
+    vf sum = load(row.total);
+    EACH_VECTOR {
+        vf weight = score[v] - all(most);
+        weight = halves ? exp2_for_halves(weight) : exp2_of(weight);
+        if (halves) store_narrowed(halves + v * LANES, weight);
+        else store(scores + v * LANES, weight);
         sum += weight;
     }
-    store(total, sum);
+    store(row.total, sum);
+}
+
+/* Turn a row's scores into weights; those outside of [from, to) weigh nothing, whatever they are. They take the place
+ * of the scores, or go to `halves` if there is such a place. */
+static void soften(float *scores, uint16_t *halves, int from, int to, struct bend bend, struct course_of_row row) {
+    if (bend.softcap != 0.0f) soften_as(1, scores, halves, from, to, bend, row);
+    else if (halves) soften_as(0, scores, halves, from, to, bend, row);
+    else soften_as(0, scores, NULL, from, to, bend, row);
 }

@@ -10,9 +10,10 @@
  * end, so that a single long row keeps all cores busy. How a row is cut depends on that row alone, and so does the order
  * of its sums: what else is in the batch does not change a bit of it.
  *
- * Sums are float whatever the pool holds. bfloat16 is widened and multiplied as floats: the processors that multiply
- * pairs of halves (avx512_bf16) were measured to do so at half the rate of floats. A position at or after the end of a
- * row is never read: it may be anything.
+ * Sums are float whatever the pool holds. bfloat16 is multiplied in AMX tiles where the processor has them and the dim
+ * is a multiple of 32; else it is widened and multiplied as floats: the processors that multiply pairs of halves in
+ * vectors (avx512_bf16) were measured to do so at half the rate of floats. A position at or after the end of a row is
+ * never read: it may be anything.
  * Threads are those of the OpenMP runtime whose two functions are handed in; nothing here is compiled with -fopenmp. */
 
 #include <stdatomic.h>
@@ -20,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention_chunk.h"
+#include "attention_tiles.h"
 
 #define SPLIT 512               /* positions of one item of a short row */
 #define TILE_ROWS 30            /* query rows of one item: tokens x heads that share a KV head */
@@ -61,6 +62,7 @@ struct job {
     struct item *items;
     int64_t item_count, part_floats;
     int64_t parts, tile_rows, group, padded, element;
+    int is_tiled;                 /* in AMX tiles */
     float *partials;
     _Atomic int64_t written, begun, joined;
     _Atomic int failed;
@@ -70,13 +72,15 @@ typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
 typedef void (*barrier_function)(void);
 static parallel_function run_parallel;
 static barrier_function wait_for_team;
+static int may_use_tiles;
 
 /* ---- one item ---- */
 
 struct scratch {
     float *q;            /* [tile rows][dim] */
-    float *packed;       /* [dim][CHUNK] */
-    float *widened;      /* [CHUNK][padded dim] */
+    float *packed;       /* [dim][CHUNK]; of tiles: words of two halves, [dim / 2][CHUNK] */
+    float *widened;      /* [CHUNK][padded dim]; of tiles: pairs of halves, [CHUNK / 2][dim][2] */
+    uint16_t *halves;    /* [tile rows][CHUNK] weights of tiles */
     float *scores;       /* [tile rows][CHUNK] */
     float *most, *total; /* [tile rows], [tile rows][LANES] */
     float *sums;         /* [tile rows][padded dim] */
@@ -120,7 +124,8 @@ static void take_queries(const struct job *job, const struct item *item, struct 
         for (int64_t g = 0; g < job->group; g++) {
             int64_t row = token * job->group + g;
             int64_t at = (item->head * job->group + g) * layer->q_head + (first + token) * layer->q_token;
-            if (layer->dtype == FLOAT32) memcpy(s->q + row * dim, (const float *)layer->q + at, dim * sizeof(float));
+            if (job->is_tiled) memcpy((uint16_t *)s->q + row * dim, (const uint16_t *)layer->q + at, dim * 2);
+            else if (layer->dtype == FLOAT32) memcpy(s->q + row * dim, (const float *)layer->q + at, dim * sizeof(float));
             else widen(s->q + row * dim, (const uint16_t *)layer->q + at, dim);
         }
 }
@@ -143,24 +148,37 @@ INLINE int rows_at_once(int rows) {
     return (rows + blocks - 1) / blocks;
 }
 
+static struct bend bend_of(const struct layer *layer) {
+    if (layer->softcap == 0.0f) return (struct bend){layer->scale * 1.442695041f, 0.0f};
+    return (struct bend){layer->scale / layer->softcap, layer->softcap * 1.442695041f};
+}
+
+/* What each row of the item makes of its scores of `count` positions from one on. */
+static void soften_rows(const struct job *job, const struct item *item, struct scratch *s, int32_t from, int count) {
+    const struct layer *layer = job->layer;
+    struct bend bend = bend_of(layer);
+    int32_t position = job->step->starts[item->row] + item->token, window = (int32_t)layer->window;
+    int row = 0;
+    for (int token = 0; token < item->tokens; token++, position++) {
+        int32_t sees_from = window && position - window + 1 > from ? position - window + 1 - from : 0;
+        int32_t sees_to = position + 1 - from < count ? position + 1 - from : count;
+        for (int64_t g = 0; g < job->group; g++, row++) {
+            float *sums = s->sums + row * job->padded;
+            struct course_of_row so_far = {s->most + row, s->total + row * LANES, sums, job->padded};
+            soften(s->scores + row * CHUNK, job->is_tiled ? s->halves + row * CHUNK : NULL, sees_from, sees_to, bend,
+                   so_far);
+        }
+    }
+}
+
 static void attend_chunk(const struct job *job, const struct item *item, struct scratch *s, int side, int32_t from,
                          int count, struct coming coming) {
-    const struct layer *layer = job->layer;
-    int is_half = layer->dtype == BFLOAT16, rows = item->tokens * (int)job->group, step = rows_at_once(rows);
-    int64_t dim = layer->dim;
-    struct bend bend = {layer->scale * 1.442695041f, 0.0f};
-    if (layer->softcap != 0.0f) bend = (struct bend){layer->scale / layer->softcap, layer->softcap * 1.442695041f};
+    int is_half = job->layer->dtype == BFLOAT16, rows = item->tokens * (int)job->group, step = rows_at_once(rows);
+    int64_t dim = job->layer->dim;
     for (int row = 0; row < rows; row += step)
         score_rows(row + step < rows ? step : rows - row, dim, s->q + row * dim, s->packed, s->scores + row * CHUNK);
-    int32_t first = job->step->starts[item->row] + item->token;
-    for (int row = 0; row < rows; row++) {
-        int32_t position = first + row / (int32_t)job->group;
-        int32_t sees_from = layer->window && position - layer->window + 1 > from ? position - layer->window + 1 - from : 0;
-        int32_t sees_to = position + 1 - from < count ? position + 1 - from : count;
-        soften(s->scores + row * CHUNK, sees_from, sees_to, bend, s->most + row, s->total + row * LANES,
-               s->sums + row * job->padded, job->padded);
-    }
-    int must_widen = job->padded != layer->dim || (is_half && rows > 2 * BLOCK_ROWS);
+    soften_rows(job, item, s, from, count);
+    int must_widen = job->padded != dim || (is_half && rows > 2 * BLOCK_ROWS);
     if (must_widen) widen_values(job, s, side, count);
     struct values values = {s->values[side], count, is_half && !must_widen};
     for (int row = 0; row < rows; row += step) {
@@ -168,6 +186,18 @@ static void attend_chunk(const struct job *job, const struct item *item, struct 
                    s->sums + row * job->padded, coming);
         coming.count = 0;
     }
+}
+
+/* The same in tiles. */
+static void attend_chunk_tiled(const struct job *job, const struct item *item, struct scratch *s, int side,
+                               int32_t from, int count, struct coming coming) {
+    int rows = item->tokens * (int)job->group;
+    int64_t dim = job->layer->dim;
+    uint16_t *pairs = (uint16_t *)s->widened;
+    tiled_scores(rows, dim, (const uint16_t *)s->q, s->packed, count, s->scores);
+    pair_values(s->values[side], count, dim, pairs, coming); /* now: tiles wait for what has just been stored */
+    soften_rows(job, item, s, from, count);
+    tiled_values(rows, dim, s->halves, pairs, count, s->sums);
 }
 
 static void store_out(const struct job *job, int64_t token, int64_t head, const float *sums, float total) {
@@ -215,9 +245,11 @@ static void attend_item(const struct job *job, const struct item *item, const st
         struct coming keys = {s->keys[!side], ahead, row_bytes}, values = {s->values[!side], ahead, row_bytes};
         for (int at = 0; at < begun; at += LANES) {
             call(keys, at, at + LANES);
-            pack(s->keys[side] + at, job->layer->dim, is_half, s->packed + at);
+            if (job->is_tiled) pack(s->keys[side] + at, job->layer->dim / 2, 0, s->packed + at);
+            else pack(s->keys[side] + at, job->layer->dim, is_half, s->packed + at);
         }
-        attend_chunk(job, item, s, side, from, count, values);
+        if (job->is_tiled) attend_chunk_tiled(job, item, s, side, from, count, values);
+        else attend_chunk(job, item, s, side, from, count, values);
         /* the last chunk of an item may be a short one */
         call(keys, begun, ahead);
         call(values, begun, ahead);
@@ -256,26 +288,23 @@ static size_t padded_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* One allocation for all of a thread's scratch; NULL if there is no memory. */
 static void *make_scratch(const struct job *job, struct scratch *s) {
-    size_t rows = (size_t)job->tile_rows, key = padded_bytes((size_t)job->layer->dim * 4);
-    size_t sizes[] = {
-        padded_bytes(rows * job->layer->dim * 4), key * CHUNK, padded_bytes(CHUNK * job->padded * 4),
-        rows * CHUNK * 4, padded_bytes(rows * 4), rows * LANES * 4, padded_bytes(rows * job->padded * 4), key,
+    size_t rows = (size_t)(job->tile_rows + TILED_BLOCK - 1) / TILED_BLOCK * TILED_BLOCK, dim = (size_t)job->layer->dim;
+    size_t padded = (size_t)job->padded, key = padded_bytes(dim * 4);
+    struct { void **at; size_t bytes; } parts[] = {
+        {(void **)&s->q, rows * dim * 4}, {(void **)&s->packed, key * CHUNK},
+        {(void **)&s->widened, CHUNK * padded * 4}, {(void **)&s->halves, rows * CHUNK * 2},
+        {(void **)&s->scores, rows * CHUNK * 4}, {(void **)&s->most, rows * 4}, {(void **)&s->total, rows * LANES * 4},
+        {(void **)&s->sums, rows * padded * 4}, {(void **)&s->zeros, key},
     };
-    size_t offsets[8], all_bytes = 0;
-    for (int i = 0; i < 8; i++) {
-        offsets[i] = all_bytes;
-        all_bytes += padded_bytes(sizes[i]);
-    }
-    char *memory = aligned_alloc(64, all_bytes);
+    size_t count = sizeof parts / sizeof *parts, all_bytes = 0;
+    for (size_t i = 0; i < count; i++) all_bytes += padded_bytes(parts[i].bytes);
+    char *memory = aligned_alloc(64, all_bytes), *next = memory;
     if (!memory) return NULL;
-    s->q = (float *)(memory + offsets[0]);
-    s->packed = (float *)(memory + offsets[1]);
-    s->widened = (float *)(memory + offsets[2]);
-    s->scores = (float *)(memory + offsets[3]);
-    s->most = (float *)(memory + offsets[4]);
-    s->total = (float *)(memory + offsets[5]);
-    s->sums = (float *)(memory + offsets[6]);
-    s->zeros = memset(memory + offsets[7], 0, key);
+    for (size_t i = 0; i < count; i++) {
+        *parts[i].at = next;
+        next += padded_bytes(parts[i].bytes);
+    }
+    memset(s->zeros, 0, key);
     memset(s->packed, 0, key * CHUNK);
     return memory;
 }
@@ -332,7 +361,9 @@ static void work(void *given) {
     struct job *job = given;
     write_tokens(job);
     wait_for_team();
+    if (job->is_tiled) tiles_begin();
     attend_items(job);
+    if (job->is_tiled) tiles_end();
     if (job->parts) {
         wait_for_team();
         join_parts(job);
@@ -342,7 +373,7 @@ static void work(void *given) {
 /* ---- what there is to do ---- */
 
 static int64_t tile_tokens(const struct job *job) {
-    int64_t tokens = TILE_ROWS / job->group;
+    int64_t tokens = (job->is_tiled ? TILED_ROWS : TILE_ROWS) / job->group;
     return tokens > 0 ? tokens : 1;
 }
 
@@ -381,18 +412,21 @@ static void cut(struct job *job, struct item *items) {
 
 /* ---- what the outside calls ---- */
 
-const char *attention_variant(void) { return VARIANT; }
-
 void attention_use(parallel_function parallel, barrier_function barrier) {
     run_parallel = parallel;
     wait_for_team = barrier;
+    may_use_tiles = !tiles_ask();
 }
+
+/* After `attention_use`. */
+const char *attention_variant(void) { return may_use_tiles ? "amx" : VARIANT; }
 
 /* Returns 0, or 1 if there is no memory; `end_job` frees what there is in both cases. */
 static int begin_job(struct job *job) {
     const struct layer *layer = job->layer;
     job->group = layer->heads / layer->kv_heads;
     job->element = layer->dtype == FLOAT32 ? 4 : 2;
+    job->is_tiled = may_use_tiles && layer->dtype == BFLOAT16 && layer->dim % TILED_DIMS == 0;
     job->padded = (layer->dim + LANES - 1) / LANES * LANES;
     job->tile_rows = tile_tokens(job) * job->group;
     job->part_floats = job->tile_rows * (job->padded + 2);

@@ -78,10 +78,10 @@ class KernelPath:
             parallel, barrier = threads.GOMP_parallel, threads.GOMP_barrier
             self._call = kernel.attention_call
             kernel.attention_variant.restype = ctypes.c_char_p
-            self.variant: str = kernel.attention_variant().decode()
         except (OSError, AttributeError) as error:
             raise NoKernel(f"the kernel cannot be loaded: {error}") from error
         kernel.attention_use(parallel, barrier)
+        self.variant: str = kernel.attention_variant().decode()
         self._call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
     def begin(self, view: StepView) -> "KernelStep":

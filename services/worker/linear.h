@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "attention_vectors.h"
+#include "tiles.h"
 
 enum { LINEAR_BF16 = 0, LINEAR_INT8 = 1 };
 enum { EPILOGUE_NONE = 0, EPILOGUE_ADD = 1, EPILOGUE_GATED = 2, EPILOGUE_ACTIVATED = 3 };
@@ -59,7 +60,7 @@ struct linear_beside {
     int lines; /* to call with each step */
 };
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && !defined(LINEAR_NO_AMX)
+#if HAS_TILES
 #include "linear_amx.h"
 #else
 #include "linear_vectors.h"

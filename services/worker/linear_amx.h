@@ -3,20 +3,13 @@
 
 #pragma once
 
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #define LINEAR_VARIANT "amx"
-
-/* gcc does not know that loads of tiles, and of their shapes, read memory: by now all is stored that lies there. */
-INLINE void linear_settle(const void *at) { __asm__ volatile("" : : "r"(at) : "memory"); }
 
 /* In turn in one of several places: a step can be widened while the one before is multiplied. */
 INLINE const char *linear_widened(const struct linear_weights *w, int64_t step, struct linear_beside *beside) {
     uint16_t *room = w->room + step % 4 * (STEP_BYTES / 2);
     linear_widen_step(w->int8 + step * INT8_STEP_BYTES, room, &beside->stream, beside->lines);
-    linear_settle(room);
+    tiles_settle(room);
     return (const char *)room;
 }
 
@@ -26,7 +19,7 @@ INLINE void linear_tiles(int is_two, int is_int8, const uint16_t *x, int64_t x_s
     const char *weights = w->tiles;
     const int width = PANEL * sizeof(float);
     int64_t finished_each = (beside->pending.rows + steps - 1) / steps;
-    linear_settle(sums);
+    tiles_settle(sums);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -70,24 +63,6 @@ static void linear_rows(int64_t rows, const uint16_t *x, int64_t x_stride, const
     }
 }
 
-/* Returns 0 if this process may use the tiles. */
-static int linear_init(void) {
-    const long ask_for_state = 0x1023, tile_data = 18;
-    return syscall(SYS_arch_prctl, ask_for_state, tile_data) ? 1 : 0;
-}
-
-static void linear_thread_begin(void) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        shape.row_bytes[tile] = 64;
-        shape.rows[tile] = 16;
-    }
-    linear_settle(&shape);
-    _tile_loadconfig(&shape);
-}
-
-static void linear_thread_end(void) { _tile_release(); }
+static int linear_init(void) { return tiles_ask(); }
+static void linear_thread_begin(void) { tiles_begin(); }
+static void linear_thread_end(void) { tiles_end(); }

@@ -2,15 +2,6 @@
 
 #pragma once
 
-#if LANES == 16 && defined(__AVX512BF16__)
-typedef uint16_t linear_vh __attribute__((vector_size(32), aligned(2), may_alias));
-INLINE void linear_store_halves(uint16_t *at, vf given) {
-    *(linear_vh *)at = (linear_vh)_mm512_cvtneps_pbh((__m512)given);
-}
-#else
-INLINE void linear_store_halves(uint16_t *at, vf given) { *(loose_vh *)at = (loose_vh)narrowed(given); }
-#endif
-
 /* 1 / x for 1 <= x <= 2^126, relative error 1e-7 */
 INLINE vf linear_one_by(vf x) {
 #if LANES == 16
@@ -67,7 +58,7 @@ INLINE void linear_store(struct linear_way_out to, int64_t at, vf given) {
         if (left >= LANES) store((float *)to.y + at, given);
         else store_first((float *)to.y + at, given, left);
     } else {
-        if (left >= LANES) linear_store_halves((uint16_t *)to.y + at, given);
+        if (left >= LANES) store_narrowed((uint16_t *)to.y + at, given);
         else store_first_narrowed((uint16_t *)to.y + at, given, left);
     }
 }

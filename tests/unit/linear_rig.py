@@ -20,9 +20,9 @@ SOURCES = (
 )
 VARIANTS = {
     "amx": (),
-    "avx512": ("-DLINEAR_NO_AMX",),
-    "avx2": ("-DLINEAR_NO_AMX", "-mno-avx512f"),
-    "portable": ("-DLINEAR_NO_AMX", "-mno-avx512f", "-mno-avx2"),
+    "avx512": ("-DNO_AMX",),
+    "avx2": ("-DNO_AMX", "-mno-avx512f"),
+    "portable": ("-DNO_AMX", "-mno-avx512f", "-mno-avx2"),
 }
 NONE, ADD, GATED, ACTIVATED = range(4)
 SILU, GELU_TANH, GELU, RELU = range(4)

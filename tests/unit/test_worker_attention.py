@@ -16,7 +16,12 @@ from services.worker.progress import Progress
 from tests.unit.attention_rig import Case, Shape, case_of, expected, only
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
-VARIANTS = {"avx512": (), "avx2": ("-mno-avx512f",), "portable": ("-mno-avx512f", "-mno-avx2")}
+VARIANTS = {
+    "amx": (),
+    "avx512": ("-DNO_AMX",),
+    "avx2": ("-DNO_AMX", "-mno-avx512f"),
+    "portable": ("-DNO_AMX", "-mno-avx512f", "-mno-avx2"),
+}
 """What the compiler is told not to use: each variant of the source runs on any machine that has the wider ones."""
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 

@@ -80,6 +80,11 @@ INLINE void value_columns(int rows, int is_half, struct values values, const flo
 #define WIDER_ROW_COUNTS(CASE)
 #endif
 
+INLINE int rows_at_once(int rows) {
+    int blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return (rows + blocks - 1) / blocks;
+}
+
 static void score_rows(int rows, int64_t dim, const float *q, const float *packed, float *scores) {
 #define CASE(N) \
     case N: score_block(N, VECTORS, dim, q, packed, scores); break;

@@ -10,10 +10,9 @@
  * end, so that a single long row keeps all cores busy. How a row is cut depends on that row alone, and so does the order
  * of its sums: what else is in the batch does not change a bit of it.
  *
- * Sums are float whatever the pool holds. bfloat16 is multiplied in AMX tiles where the processor has them and the dim
- * is a multiple of 32; else it is widened and multiplied as floats: the processors that multiply pairs of halves in
- * vectors (avx512_bf16) were measured to do so at half the rate of floats. A position at or after the end of a row is
- * never read: it may be anything.
+ * Sums are float whatever the pool holds. bfloat16 is multiplied pair by pair where the processor does so fast and the dim
+ * is a multiple of 32: in AMX tiles, or in dots; else it is widened and multiplied as floats. A position at or after the
+ * end of a row is never read: it may be anything.
  * Threads are those of the OpenMP runtime whose two functions are handed in; nothing here is compiled with -fopenmp. */
 
 #include <stdatomic.h>
@@ -21,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention_tiles.h"
+#include "attention_pairs.h"
 
 #define SPLIT 512               /* positions of one item of a short row */
 #define TILE_ROWS 30            /* query rows of one item: tokens x heads that share a KV head */
@@ -62,7 +61,7 @@ struct job {
     struct item *items;
     int64_t item_count, part_floats;
     int64_t parts, tile_rows, group, padded, element;
-    int is_tiled;                 /* in AMX tiles */
+    int is_paired;                 /* pair by pair */
     float *partials;
     _Atomic int64_t written, begun, joined;
     _Atomic int failed;
@@ -72,15 +71,15 @@ typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
 typedef void (*barrier_function)(void);
 static parallel_function run_parallel;
 static barrier_function wait_for_team;
-static int may_use_tiles;
+static int may_use_pairs;
 
 /* ---- one item ---- */
 
 struct scratch {
     float *q;            /* [tile rows][dim] */
-    float *packed;       /* [dim][CHUNK]; of tiles: words of two halves, [dim / 2][CHUNK] */
-    float *widened;      /* [CHUNK][padded dim]; of tiles: pairs of halves, [CHUNK / 2][dim][2] */
-    uint16_t *halves;    /* [tile rows][CHUNK] weights of tiles */
+    float *packed;       /* [dim][CHUNK]; pair by pair: words of two halves, [dim / 2][CHUNK] */
+    float *widened;      /* [CHUNK][padded dim]; pair by pair: [CHUNK / 2][dim][2] halves */
+    uint16_t *halves;    /* [tile rows][CHUNK] weights, pair by pair */
     float *scores;       /* [tile rows][CHUNK] */
     float *most, *total; /* [tile rows], [tile rows][LANES] */
     float *sums;         /* [tile rows][padded dim] */
@@ -124,7 +123,7 @@ static void take_queries(const struct job *job, const struct item *item, struct 
         for (int64_t g = 0; g < job->group; g++) {
             int64_t row = token * job->group + g;
             int64_t at = (item->head * job->group + g) * layer->q_head + (first + token) * layer->q_token;
-            if (job->is_tiled) memcpy((uint16_t *)s->q + row * dim, (const uint16_t *)layer->q + at, dim * 2);
+            if (job->is_paired) memcpy((uint16_t *)s->q + row * dim, (const uint16_t *)layer->q + at, dim * 2);
             else if (layer->dtype == FLOAT32) memcpy(s->q + row * dim, (const float *)layer->q + at, dim * sizeof(float));
             else widen(s->q + row * dim, (const uint16_t *)layer->q + at, dim);
         }
@@ -141,11 +140,6 @@ static void widen_values(const struct job *job, struct scratch *s, int side, int
         for (int64_t d = dim; d < job->padded; d++) to[d] = 0.0f;
         s->values[side][i] = to;
     }
-}
-
-INLINE int rows_at_once(int rows) {
-    int blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    return (rows + blocks - 1) / blocks;
 }
 
 static struct bend bend_of(const struct layer *layer) {
@@ -165,7 +159,7 @@ static void soften_rows(const struct job *job, const struct item *item, struct s
         for (int64_t g = 0; g < job->group; g++, row++) {
             float *sums = s->sums + row * job->padded;
             struct course_of_row so_far = {s->most + row, s->total + row * LANES, sums, job->padded};
-            soften(s->scores + row * CHUNK, job->is_tiled ? s->halves + row * CHUNK : NULL, sees_from, sees_to, bend,
+            soften(s->scores + row * CHUNK, job->is_paired ? s->halves + row * CHUNK : NULL, sees_from, sees_to, bend,
                    so_far);
         }
     }
@@ -188,16 +182,16 @@ static void attend_chunk(const struct job *job, const struct item *item, struct 
     }
 }
 
-/* The same in tiles. */
-static void attend_chunk_tiled(const struct job *job, const struct item *item, struct scratch *s, int side,
+/* The same pair by pair. */
+static void attend_chunk_paired(const struct job *job, const struct item *item, struct scratch *s, int side,
                                int32_t from, int count, struct coming coming) {
     int rows = item->tokens * (int)job->group;
     int64_t dim = job->layer->dim;
     uint16_t *pairs = (uint16_t *)s->widened;
-    tiled_scores(rows, dim, (const uint16_t *)s->q, s->packed, count, s->scores);
+    paired_scores(rows, dim, (const uint16_t *)s->q, s->packed, count, s->scores);
     pair_values(s->values[side], count, dim, pairs, coming); /* now: tiles wait for what has just been stored */
     soften_rows(job, item, s, from, count);
-    tiled_values(rows, dim, s->halves, pairs, count, s->sums);
+    paired_values(rows, dim, s->halves, pairs, count, s->sums);
 }
 
 static void store_out(const struct job *job, int64_t token, int64_t head, const float *sums, float total) {
@@ -245,10 +239,10 @@ static void attend_item(const struct job *job, const struct item *item, const st
         struct coming keys = {s->keys[!side], ahead, row_bytes}, values = {s->values[!side], ahead, row_bytes};
         for (int at = 0; at < begun; at += LANES) {
             call(keys, at, at + LANES);
-            if (job->is_tiled) pack(s->keys[side] + at, job->layer->dim / 2, 0, s->packed + at);
+            if (job->is_paired) pack(s->keys[side] + at, job->layer->dim / 2, 0, s->packed + at);
             else pack(s->keys[side] + at, job->layer->dim, is_half, s->packed + at);
         }
-        if (job->is_tiled) attend_chunk_tiled(job, item, s, side, from, count, values);
+        if (job->is_paired) attend_chunk_paired(job, item, s, side, from, count, values);
         else attend_chunk(job, item, s, side, from, count, values);
         /* the last chunk of an item may be a short one */
         call(keys, begun, ahead);
@@ -288,7 +282,7 @@ static size_t padded_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* One allocation for all of a thread's scratch; NULL if there is no memory. */
 static void *make_scratch(const struct job *job, struct scratch *s) {
-    size_t rows = (size_t)(job->tile_rows + TILED_BLOCK - 1) / TILED_BLOCK * TILED_BLOCK, dim = (size_t)job->layer->dim;
+    size_t rows = (size_t)(job->tile_rows + PAIRED_BLOCK - 1) / PAIRED_BLOCK * PAIRED_BLOCK, dim = (size_t)job->layer->dim;
     size_t padded = (size_t)job->padded, key = padded_bytes(dim * 4);
     struct { void **at; size_t bytes; } parts[] = {
         {(void **)&s->q, rows * dim * 4}, {(void **)&s->packed, key * CHUNK},
@@ -361,9 +355,9 @@ static void work(void *given) {
     struct job *job = given;
     write_tokens(job);
     wait_for_team();
-    if (job->is_tiled) tiles_begin();
+    if (job->is_paired) tiles_begin();
     attend_items(job);
-    if (job->is_tiled) tiles_end();
+    if (job->is_paired) tiles_end();
     if (job->parts) {
         wait_for_team();
         join_parts(job);
@@ -373,7 +367,7 @@ static void work(void *given) {
 /* ---- what there is to do ---- */
 
 static int64_t tile_tokens(const struct job *job) {
-    int64_t tokens = (job->is_tiled ? TILED_ROWS : TILE_ROWS) / job->group;
+    int64_t tokens = (job->is_paired ? PAIRED_ROWS : TILE_ROWS) / job->group;
     return tokens > 0 ? tokens : 1;
 }
 
@@ -415,18 +409,18 @@ static void cut(struct job *job, struct item *items) {
 void attention_use(parallel_function parallel, barrier_function barrier) {
     run_parallel = parallel;
     wait_for_team = barrier;
-    may_use_tiles = !tiles_ask();
+    may_use_pairs = pairs_ask();
 }
 
 /* After `attention_use`. */
-const char *attention_variant(void) { return may_use_tiles ? "amx" : VARIANT; }
+const char *attention_variant(void) { return may_use_pairs ? PAIRS_VARIANT : VARIANT; }
 
 /* Returns 0, or 1 if there is no memory; `end_job` frees what there is in both cases. */
 static int begin_job(struct job *job) {
     const struct layer *layer = job->layer;
     job->group = layer->heads / layer->kv_heads;
     job->element = layer->dtype == FLOAT32 ? 4 : 2;
-    job->is_tiled = may_use_tiles && layer->dtype == BFLOAT16 && layer->dim % TILED_DIMS == 0;
+    job->is_paired = may_use_pairs && layer->dtype == BFLOAT16 && layer->dim % PAIRED_DIMS == 0;
     job->padded = (layer->dim + LANES - 1) / LANES * LANES;
     job->tile_rows = tile_tokens(job) * job->group;
     job->part_floats = job->tile_rows * (job->padded + 2);

@@ -1,18 +1,11 @@
-/* Attention in AMX tiles: the two products of a chunk for bfloat16, where a row has 32 numbers or a multiple.
- *
- * Keys become words `[pair of dims][position]`, values pairs of positions `[pair][dim][2]`: what tiles multiply.
- * Weights are rounded to bfloat16; what they are divided by is their sum before that. */
+/* The two products of a chunk in AMX tiles. Included by attention_pairs.h. */
 
 #pragma once
 
-#include "attention_chunk.h"
-#include "tiles.h"
+#define PAIRS_VARIANT "amx"
+#define PAIRED_ROWS 96 /* query rows of one item, at most: packing is paid once for all of them */
 
-#define TILED_ROWS 96  /* query rows of one item, at most: packing is paid once for all of them */
 #define TILED_BLOCK 32 /* query rows whose sums are held in tiles */
-#define TILED_DIMS 32
-
-#if HAS_TILES
 
 /* Tiles: sums of the upper rows 0, 1, of the lower rows 2, 3; left operands 4, 5; right operands 6, 7. */
 #define TILED_PRODUCT(is_two, left, left_lower, left_stride, right, right_stride) \
@@ -37,7 +30,7 @@ INLINE void tiled_scores_of(int is_two, int64_t dim, const uint16_t *q, const fl
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
-        for (int64_t d = 0; d < dim; d += TILED_DIMS) {
+        for (int64_t d = 0; d < dim; d += PAIRED_DIMS) {
             const float *keys = words + d / 2 * CHUNK + at;
             TILED_PRODUCT(is_two, q + d, q + 16 * dim + d, dim * 2, keys, width);
         }
@@ -52,7 +45,7 @@ INLINE void tiled_scores_of(int is_two, int64_t dim, const uint16_t *q, const fl
 INLINE void tiled_values_of(int is_two, int64_t dim, const uint16_t *weights, const uint16_t *pairs, int count,
                             float *sums) {
     const int64_t width = dim * sizeof(float);
-    for (int64_t d = 0; d < dim; d += TILED_DIMS) {
+    for (int64_t d = 0; d < dim; d += PAIRED_DIMS) {
         _tile_loadd(0, sums + d, width);
         _tile_loadd(1, sums + d + 16, width);
         if (is_two) _tile_loadd(2, sums + 16 * dim + d, width);
@@ -69,7 +62,7 @@ INLINE void tiled_values_of(int is_two, int64_t dim, const uint16_t *weights, co
 }
 
 /* Rows after the true ones are whatever lies there: their sums are nobody's. */
-static void tiled_scores(int rows, int64_t dim, const uint16_t *q, const float *words, int count, float *scores) {
+static void paired_scores(int rows, int64_t dim, const uint16_t *q, const float *words, int count, float *scores) {
     tiles_settle(q);
     for (int row = 0; row < rows; row += TILED_BLOCK) {
         const uint16_t *from = q + row * dim;
@@ -79,7 +72,7 @@ static void tiled_scores(int rows, int64_t dim, const uint16_t *q, const float *
     tiles_settle(scores);
 }
 
-static void tiled_values(int rows, int64_t dim, const uint16_t *weights, const uint16_t *pairs, int count,
+static void paired_values(int rows, int64_t dim, const uint16_t *weights, const uint16_t *pairs, int count,
                          float *sums) {
     tiles_settle(weights);
     for (int row = 0; row < rows; row += TILED_BLOCK) {
@@ -89,31 +82,3 @@ static void tiled_values(int rows, int64_t dim, const uint16_t *weights, const u
     }
     tiles_settle(sums);
 }
-
-/* pairs[i / 2][d][i % 2] = value[i][d]; zeros for positions that are not there, up to a multiple of 32 */
-static void pair_values(const void *const *rows, int count, int64_t dim, uint16_t *pairs, struct coming coming) {
-    uint16_t order[2][32];
-    for (int i = 0; i < 32; i++) {
-        order[0][i] = (uint16_t)(i / 2 + i % 2 * 32);
-        order[1][i] = (uint16_t)(16 + i / 2 + i % 2 * 32);
-    }
-    __m512i lower = _mm512_loadu_si512(order[0]), upper = _mm512_loadu_si512(order[1]), none = _mm512_setzero_si512();
-    for (int i = 0; i < (count + 31) / 32 * 32; i += 2, pairs += 2 * dim) {
-        call(coming, i, i + 2);
-        for (int64_t d = 0; d < dim; d += 32) {
-            __m512i a = i < count ? _mm512_loadu_si512((const uint16_t *)rows[i] + d) : none;
-            __m512i b = i + 1 < count ? _mm512_loadu_si512((const uint16_t *)rows[i + 1] + d) : none;
-            _mm512_storeu_si512(pairs + 2 * d, _mm512_permutex2var_epi16(a, lower, b));
-            _mm512_storeu_si512(pairs + 2 * d + 32, _mm512_permutex2var_epi16(a, upper, b));
-        }
-    }
-}
-
-#else /* never called: no layer is attended in tiles */
-
-static void tiled_scores(int rows, int64_t dim, const uint16_t *q, const float *words, int count, float *scores) {}
-static void tiled_values(int rows, int64_t dim, const uint16_t *weights, const uint16_t *pairs, int count,
-                         float *sums) {}
-static void pair_values(const void *const *rows, int count, int64_t dim, uint16_t *pairs, struct coming coming) {}
-
-#endif

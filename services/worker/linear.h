@@ -2,7 +2,8 @@
  *
  * Weights lie in panels of 32 outputs. A panel is its inputs in order, a *step* of 32 inputs at a time: two tiles, each
  * 16 rows of a pair of inputs for 16 outputs, `[pair][output][2]`. So a panel is read from memory from its first byte to
- * its last, and a tile is what AMX multiplies; where there is no AMX, the same bytes are widened to floats.
+ * its last, and a tile is what AMX multiplies, and a row of it what dots do; elsewhere the same bytes are widened to
+ * floats.
  *
  * A row's sums run over its inputs in one order, whatever else is in the call: rows never change each other's results.
  * With few rows, reading the weights is all it takes: each thread calls what it works on next from memory early. */
@@ -14,6 +15,7 @@
 #include <string.h>
 
 #include "attention_vectors.h"
+#include "dots.h"
 #include "tiles.h"
 
 enum { LINEAR_BF16 = 0, LINEAR_INT8 = 1 };

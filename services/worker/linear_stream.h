@@ -5,7 +5,11 @@
 
 #pragma once
 
+#if HAS_DOTS /* 16 rows in 11.1 ms, with the lead below in 13.5 */
+#define LEAD_BYTES 65536
+#else
 #define LEAD_BYTES 16384
+#endif
 #define MANY_PANELS 512 /* from here on an item is several panels */
 #define PANELS_AT_ONCE 4
 

@@ -1,8 +1,13 @@
-/* Up to 32 rows against steps of a panel, in vectors of floats. Included by linear.h. */
+/* Up to 32 rows against steps of a panel, in vectors: of floats, or as dots. Included by linear.h. */
 
 #pragma once
 
+#if HAS_DOTS
+#include "linear_dots.h"
+#define LINEAR_VARIANT (dots_are_fast() ? DOTS_VARIANT : VARIANT)
+#else
 #define LINEAR_VARIANT VARIANT
+#endif
 
 #if LANES == 16
 #define WIDE_VECTORS 2 /* columns that are summed at a time, in vectors: 32 of them */
@@ -54,6 +59,12 @@ INLINE void linear_block(int rows, const uint16_t *x, int64_t x_stride, const ch
 
 static void linear_blocks(int64_t rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps,
                           float *sums, int is_more, struct linear_stream *stream, int lines) {
+#if HAS_DOTS
+    if (dots_are_fast()) {
+        linear_dot_blocks(rows, x, x_stride, weights, steps, sums, is_more, stream, lines);
+        return;
+    }
+#endif
     int64_t blocks = (rows + WIDE_ROWS - 1) / WIDE_ROWS, each = (rows + blocks - 1) / blocks;
     int64_t passes = blocks * (PANEL / WIDE);
     lines = (int)((lines + passes - 1) / passes);

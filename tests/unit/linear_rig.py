@@ -16,11 +16,12 @@ _WORKER = Path(kernel_build.__file__).parent
 SOURCES = (
     Path(__file__).with_name("linear_rig.c"),
     *sorted(_WORKER.glob("linear*.h")),
-    _WORKER / "attention_vectors.h",
+    *(_WORKER / name for name in ("attention_vectors.h", "dots.h", "tiles.h")),
 )
 VARIANTS = {
     "amx": (),
-    "avx512": ("-DNO_AMX",),
+    "avx512_bf16": ("-DNO_AMX", "-DANYONES_DOTS"),
+    "avx512": ("-DNO_AMX", "-DNO_DOTS"),
     "avx2": ("-DNO_AMX", "-mno-avx512f"),
     "portable": ("-DNO_AMX", "-mno-avx512f", "-mno-avx2"),
 }

@@ -18,7 +18,8 @@ from tests.unit.attention_rig import Case, Shape, case_of, expected, only
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 VARIANTS = {
     "amx": (),
-    "avx512": ("-DNO_AMX",),
+    "avx512_bf16": ("-DNO_AMX", "-DANYONES_DOTS"),
+    "avx512": ("-DNO_AMX", "-DNO_DOTS"),
     "avx2": ("-DNO_AMX", "-mno-avx512f"),
     "portable": ("-DNO_AMX", "-mno-avx512f", "-mno-avx2"),
 }

@@ -124,7 +124,7 @@ def test_one_line_says_that_the_kernel_is_in_use(bench: Bench) -> None:
         assert isinstance(path, KernelPath)
         (log,) = logs
         assert (log["event"], log["path"], log["why"]) == ("attention_path", "kernel", why)
-        assert log["variant"] in {"amx", "avx512", "avx2", "portable"}
+        assert log["variant"] in {"amx", "avx512_bf16", "avx512", "avx2", "portable"}
 
 
 def test_without_a_compiler_one_line_says_that_torch_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

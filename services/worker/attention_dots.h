@@ -3,7 +3,9 @@
 #pragma once
 
 #define PAIRS_VARIANT DOTS_VARIANT
-#define PAIRED_ROWS 48 /* query rows of one item, at most: packing is paid once for all, and their sums stay in the cache */
+/* Query rows of one item, at most: packing is paid once for all of them. A prompt of 512: 46.7 ms with 24, 42.6 with 48,
+ * 41.9 with 96. */
+#define PAIRED_ROWS 48
 
 /* scores[r][0..CHUNK) = sum over d < dim of q[r][d] * key[position][d] */
 INLINE void dot_scores(int rows, int vectors, int64_t dim, const uint16_t *q, const float *words, float *scores) {

@@ -10,9 +10,9 @@
  * end, so that a single long row keeps all cores busy. How a row is cut depends on that row alone, and so does the order
  * of its sums: what else is in the batch does not change a bit of it.
  *
- * Sums are float whatever the pool holds. bfloat16 is multiplied pair by pair where the processor does so fast and the dim
- * is a multiple of 32: in AMX tiles, or in dots; else it is widened and multiplied as floats. A position at or after the
- * end of a row is never read: it may be anything.
+ * Sums are float whatever the pool holds. bfloat16 is multiplied pair by pair where the processor does so fast and the
+ * dim is a multiple of 32: in AMX tiles, or in dots; else it is widened and multiplied as floats. A position at or after
+ * the end of a row is never read: it may be anything.
  * Threads are those of the OpenMP runtime whose two functions are handed in; nothing here is compiled with -fopenmp. */
 
 #include <stdatomic.h>
@@ -61,7 +61,7 @@ struct job {
     struct item *items;
     int64_t item_count, part_floats;
     int64_t parts, tile_rows, group, padded, element;
-    int is_paired;                 /* pair by pair */
+    int is_paired;                /* multiplied pair by pair */
     float *partials;
     _Atomic int64_t written, begun, joined;
     _Atomic int failed;
@@ -184,7 +184,7 @@ static void attend_chunk(const struct job *job, const struct item *item, struct 
 
 /* The same pair by pair. */
 static void attend_chunk_paired(const struct job *job, const struct item *item, struct scratch *s, int side,
-                               int32_t from, int count, struct coming coming) {
+                                int32_t from, int count, struct coming coming) {
     int rows = item->tokens * (int)job->group;
     int64_t dim = job->layer->dim;
     uint16_t *pairs = (uint16_t *)s->widened;
@@ -282,8 +282,8 @@ static size_t padded_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* One allocation for all of a thread's scratch; NULL if there is no memory. */
 static void *make_scratch(const struct job *job, struct scratch *s) {
-    size_t rows = (size_t)(job->tile_rows + PAIRED_BLOCK - 1) / PAIRED_BLOCK * PAIRED_BLOCK, dim = (size_t)job->layer->dim;
-    size_t padded = (size_t)job->padded, key = padded_bytes(dim * 4);
+    size_t rows = (size_t)(job->tile_rows + PAIRED_BLOCK - 1) / PAIRED_BLOCK * PAIRED_BLOCK;
+    size_t dim = (size_t)job->layer->dim, padded = (size_t)job->padded, key = padded_bytes(dim * 4);
     struct { void **at; size_t bytes; } parts[] = {
         {(void **)&s->q, rows * dim * 4}, {(void **)&s->packed, key * CHUNK},
         {(void **)&s->widened, CHUNK * padded * 4}, {(void **)&s->halves, rows * CHUNK * 2},

@@ -73,7 +73,7 @@ static void paired_scores(int rows, int64_t dim, const uint16_t *q, const float 
 }
 
 static void paired_values(int rows, int64_t dim, const uint16_t *weights, const uint16_t *pairs, int count,
-                         float *sums) {
+                          float *sums) {
     tiles_settle(weights);
     for (int row = 0; row < rows; row += TILED_BLOCK) {
         const uint16_t *from = weights + row * CHUNK;

@@ -17,7 +17,7 @@ INLINE void linear_dots(int rows, const uint16_t *x, int64_t x_stride, const cha
     for (int64_t step = 0; step < steps; step++, x += STEP, weights += STEP_BYTES) {
         linear_stream_call(stream, lines);
         for (int64_t pair = 0; pair < STEP / 2; pair++) {
-            vu first = *(const vu *)(weights + pair * 64), second = *(const vu *)(weights + TILE + pair * 64);
+            vu first = linear_pairs(weights, pair, 0), second = linear_pairs(weights, pair, 16);
             EACH_DOT_ROW {
                 vu given = pair_of(x + r * x_stride + 2 * pair);
                 low[r] = dot(low[r], given, first);

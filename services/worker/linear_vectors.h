@@ -2,6 +2,11 @@
 
 #pragma once
 
+/* A pair of inputs of LANES outputs that lie from `column` on. */
+INLINE vu linear_pairs(const char *step, int64_t pair, int column) {
+    return (vu) * (const loose_vu *)(step + column / 16 * TILE + pair * 64 + column % 16 * 4);
+}
+
 #if HAS_DOTS
 #include "linear_dots.h"
 #define LINEAR_VARIANT (dots_are_fast() ? DOTS_VARIANT : VARIANT)
@@ -26,11 +31,6 @@
 
 #define EACH_WIDE_ROW _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
 #define EACH_WIDE_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < WIDE_VECTORS; v++)
-
-/* A pair of inputs of LANES outputs that lie from `column` on. */
-INLINE vu linear_pairs(const char *step, int64_t pair, int column) {
-    return (vu) * (const loose_vu *)(step + column / 16 * TILE + pair * 64 + column % 16 * 4);
-}
 
 /* Even inputs are the lower halves of the pairs: floats but for a shift; odd ones are the upper halves. */
 INLINE void linear_block(int rows, const uint16_t *x, int64_t x_stride, const char *weights, int64_t steps, int column,

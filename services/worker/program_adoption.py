@@ -45,8 +45,11 @@ def adopt_now(serving: Serving, wish: Wish) -> None:
 def adopt_kept(serving: Serving, wish: Wish) -> bool:
     """Let a program of an earlier start take over, and return whether it has. What fails is told, and made anew."""
     begun_s = monotonic()
-    with _or_off():
+    try:
         require_kernel(serving.path, serving.model.dtype, wish)
+    except NotLowered:  # who builds one next says why: once is enough
+        return False
+    with _or_off():
         source = Source(serving.model, wish.max_model_len)
         program = source.kept()
         if program is not None:

@@ -131,7 +131,7 @@ def test_without_a_compiler_one_line_says_that_torch_is_in_use(tmp_path: Path, m
     monkeypatch.setenv("PATH", "")
     path, logs = chosen(tmp_path)
     assert isinstance(path, TorchPath)
-    why = "no C compiler was found (cc, gcc, clang)"
+    why = "no C compiler was found (cc, gcc, clang): install one to be served about 4 times as fast"
     assert logs == [{"event": "attention_path", "log_level": "warning", "path": "torch", "why": why}]
 
 

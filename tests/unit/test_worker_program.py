@@ -177,6 +177,7 @@ def test_without_a_kernel_nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Source, "__init__", None)  # whoever calls it fails
     serving = fitted(model_of(llama(), torch.float32), SETTINGS, TorchPath())
     with structlog.testing.capture_logs() as logs:
+        assert not adopt_kept(serving, wish_of(serving))
         adopt_later(serving, wish_of(serving))()
     (told,) = said(logs)
     assert (told["state"], told["why"]) == ("off", "there is no kernel")

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "attention_vectors.h"
+#include "attention_ahead.h"
 
 #define FLOOR (-1e30f) /* below every score, and finite: a row that has seen nothing yet is no NaN */
 
@@ -24,18 +24,6 @@ INLINE void score_block(int rows, int vectors, int64_t dim, const float *q, cons
     EACH_ROW EACH_VECTOR store(scores + r * CHUNK + v * LANES, sum[r][v]);
 }
 
-/* What is worked on next: called from memory early, and never all at once, for only a few calls can be under way. */
-struct coming {
-    const void *const *rows;
-    int count;
-    int64_t bytes;
-};
-
-INLINE void call(struct coming coming, int from, int to) {
-    for (int i = from; i < to && i < coming.count; i++)
-        for (int64_t at = 0; at < coming.bytes; at += 64) __builtin_prefetch((const char *)coming.rows[i] + at, 0, 2);
-}
-
 /* Values of one chunk, each a row of numbers. */
 struct values {
     const void *const *rows;
@@ -44,11 +32,11 @@ struct values {
 
 /* sums[r][column..] += sum over i of weights[r][i] * values[i][column..], vectors wide */
 INLINE void value_block(int rows, int vectors, int is_half, struct values values, const float *weights, int64_t column,
-                        float *sums, int64_t stride, struct coming coming) {
+                        float *sums, int64_t stride, struct ahead *ahead) {
     vf sum[BLOCK_ROWS][VECTORS];
     EACH_ROW EACH_VECTOR sum[r][v] = load(sums + r * stride + column + v * LANES);
     for (int i = 0; i < values.count; i++) {
-        call(coming, i, i + 1);
+        if (i % 2 == 0) call_ahead(ahead);
         EACH_VECTOR {
             vf value = is_half ? widened((const uint16_t *)values.rows[i] + column + v * LANES)
                                : load((const float *)values.rows[i] + column + v * LANES);
@@ -59,16 +47,12 @@ INLINE void value_block(int rows, int vectors, int is_half, struct values values
 }
 
 INLINE void value_columns(int rows, int is_half, struct values values, const float *weights, int64_t columns,
-                          float *sums, struct coming coming) {
+                          float *sums, struct ahead *ahead) {
     int64_t column = 0;
-    for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
-        value_block(rows, VECTORS, is_half, values, weights, column, sums, columns, coming);
-        coming.count = 0;
-    }
-    for (; column < columns; column += LANES) {
-        value_block(rows, 1, is_half, values, weights, column, sums, columns, coming);
-        coming.count = 0;
-    }
+    for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES)
+        value_block(rows, VECTORS, is_half, values, weights, column, sums, columns, ahead);
+    for (; column < columns; column += LANES)
+        value_block(rows, 1, is_half, values, weights, column, sums, columns, ahead);
 }
 
 #define FOR_EACH_ROW_COUNT(CASE) CASE(1) CASE(2) WIDER_ROW_COUNTS(CASE)
@@ -93,11 +77,11 @@ static void score_rows(int rows, int64_t dim, const float *q, const float *packe
 }
 
 static void value_rows(int rows, struct values values, const float *weights, int64_t columns, float *sums,
-                       struct coming coming) {
+                       struct ahead *ahead) {
 #define CASE(N)                                                                              \
     case N:                                                                                  \
-        if (values.is_half) value_columns(N, 1, values, weights, columns, sums, coming);     \
-        else value_columns(N, 0, values, weights, columns, sums, coming);                    \
+        if (values.is_half) value_columns(N, 1, values, weights, columns, sums, ahead);     \
+        else value_columns(N, 0, values, weights, columns, sums, ahead);                    \
         break;
     switch (rows) { FOR_EACH_ROW_COUNT(CASE) }
 #undef CASE

@@ -7,6 +7,8 @@
  * 41.9 with 96. */
 #define PAIRED_ROWS 48
 
+#include "attention_few.h"
+
 /* scores[r][0..CHUNK) = sum over d < dim of q[r][d] * key[position][d] */
 INLINE void dot_scores(int rows, int vectors, int64_t dim, const uint16_t *q, const float *words, float *scores) {
     vf sum[BLOCK_ROWS][VECTORS];

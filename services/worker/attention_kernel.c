@@ -84,11 +84,11 @@ struct scratch {
     float *most, *total; /* [tile rows], [tile rows][LANES] */
     float *sums;         /* [tile rows][padded dim] */
     void *zeros;         /* a key of zeros, stands in for positions that are not there */
-    const void *keys[2][CHUNK], *values[2][CHUNK];
+    const void *keys[CHUNK], *values[CHUNK];
 };
 
 /* Where keys and values of up to CHUNK positions lie. Returns how many there are. */
-static int find_positions(const struct job *job, const struct item *item, int32_t from, struct scratch *s, int side) {
+static int find_positions(const struct job *job, const struct item *item, int32_t from, struct scratch *s) {
     const struct step *step = job->step;
     const struct layer *layer = job->layer;
     const int32_t *table = step->tables + step->table_firsts[item->row];
@@ -100,13 +100,13 @@ static int find_positions(const struct job *job, const struct item *item, int32_
         int64_t at = ((table[block] * layer->kv_heads + item->head) * block_tokens + offset) * row_bytes;
         const char *key = (const char *)layer->keys + at, *value = (const char *)layer->values + at;
         for (; offset < block_tokens && done < count; offset++, done++, key += row_bytes, value += row_bytes) {
-            s->keys[side][done] = key;
-            s->values[side][done] = value;
+            s->keys[done] = key;
+            s->values[done] = value;
         }
         offset = 0;
         block++;
     }
-    for (int i = count; i % LANES; i++) s->keys[side][i] = s->zeros;
+    for (int i = count; i % LANES; i++) s->keys[i] = s->zeros;
     return count;
 }
 
@@ -130,15 +130,15 @@ static void take_queries(const struct job *job, const struct item *item, struct 
 }
 
 /* Values as floats, their rows filled up with zeros to whole vectors. */
-static void widen_values(const struct job *job, struct scratch *s, int side, int count) {
+static void widen_values(const struct job *job, struct scratch *s, int count) {
     int64_t dim = job->layer->dim;
     for (int i = 0; i < count; i++) {
         float *to = s->widened + i * job->padded;
-        const void *from = s->values[side][i];
+        const void *from = s->values[i];
         if (job->layer->dtype == FLOAT32) memcpy(to, from, dim * sizeof(float));
         else widen(to, from, dim);
         for (int64_t d = dim; d < job->padded; d++) to[d] = 0.0f;
-        s->values[side][i] = to;
+        s->values[i] = to;
     }
 }
 
@@ -165,31 +165,46 @@ static void soften_rows(const struct job *job, const struct item *item, struct s
     }
 }
 
-static void attend_chunk(const struct job *job, const struct item *item, struct scratch *s, int side, int32_t from,
-                         int count, struct coming coming) {
+static void pack_keys(const struct job *job, struct scratch *s, int count, struct ahead *ahead) {
+    int64_t words = job->is_paired ? job->layer->dim / 2 : job->layer->dim;
+    int must_widen = !job->is_paired && job->layer->dtype == BFLOAT16;
+    for (int at = 0; at < count; at += LANES) {
+        for (int i = 0; i < 4; i++) call_ahead(ahead);
+        pack(s->keys + at, words, must_widen, s->packed + at);
+    }
+}
+
+static void attend_chunk(const struct job *job, const struct item *item, struct scratch *s, int32_t from, int count,
+                         struct ahead *ahead) {
     int is_half = job->layer->dtype == BFLOAT16, rows = item->tokens * (int)job->group, step = rows_at_once(rows);
     int64_t dim = job->layer->dim;
+    pack_keys(job, s, count, ahead);
     for (int row = 0; row < rows; row += step)
         score_rows(row + step < rows ? step : rows - row, dim, s->q + row * dim, s->packed, s->scores + row * CHUNK);
     soften_rows(job, item, s, from, count);
     int must_widen = job->padded != dim || (is_half && rows > 2 * BLOCK_ROWS);
-    if (must_widen) widen_values(job, s, side, count);
-    struct values values = {s->values[side], count, is_half && !must_widen};
-    for (int row = 0; row < rows; row += step) {
+    if (must_widen) widen_values(job, s, count);
+    struct values values = {s->values, count, is_half && !must_widen};
+    for (int row = 0; row < rows; row += step)
         value_rows(row + step < rows ? step : rows - row, values, s->scores + row * CHUNK, job->padded,
-                   s->sums + row * job->padded, coming);
-        coming.count = 0;
-    }
+                   s->sums + row * job->padded, ahead);
 }
 
 /* The same pair by pair. */
-static void attend_chunk_paired(const struct job *job, const struct item *item, struct scratch *s, int side,
-                                int32_t from, int count, struct coming coming) {
+static void attend_chunk_paired(const struct job *job, const struct item *item, struct scratch *s, int32_t from,
+                                int count, struct ahead *ahead) {
     int rows = item->tokens * (int)job->group;
     int64_t dim = job->layer->dim;
     uint16_t *pairs = (uint16_t *)s->widened;
+    if (is_few(rows, dim)) {
+        few_scores(rows, dim, (const uint16_t *)s->q, s->keys, count, s->scores, ahead);
+        soften_rows(job, item, s, from, count);
+        few_values(rows, dim, s->halves, s->values, count, s->sums, ahead);
+        return;
+    }
+    pack_keys(job, s, count, ahead);
     paired_scores(rows, dim, (const uint16_t *)s->q, s->packed, count, s->scores);
-    pair_values(s->values[side], count, dim, pairs, coming); /* now: tiles wait for what has just been stored */
+    pair_values(s->values, count, dim, pairs, ahead); /* now: tiles wait for what has just been stored */
     soften_rows(job, item, s, from, count);
     paired_values(rows, dim, s->halves, pairs, count, s->sums);
 }
@@ -222,34 +237,21 @@ static void finish_item(const struct job *job, const struct item *item, const st
     }
 }
 
-/* While a chunk is worked on, the next one is on its way from memory; after the last, the first of the next item. */
-static void attend_item(const struct job *job, const struct item *item, const struct item *next, struct scratch *s) {
-    int64_t rows = item->tokens * job->group, row_bytes = job->layer->dim * job->element;
-    int is_half = job->layer->dtype == BFLOAT16;
+/* While a chunk is worked on, what comes a little later is on its way from memory. */
+static void attend_item(const struct job *job, const struct item *item, struct scratch *s, struct ahead *ahead) {
+    int64_t rows = item->tokens * job->group;
     take_queries(job, item, s);
     for (int64_t row = 0; row < rows; row++) s->most[row] = FLOOR;
     memset(s->total, 0, rows * LANES * sizeof(float));
     memset(s->sums, 0, rows * job->padded * sizeof(float));
-    int side = 0, count = find_positions(job, item, item->from, s, side);
-    for (int32_t from = item->from; from < item->to; side = !side) {
-        int ahead = 0, begun = count;
-        int32_t following = from + count;
-        if (following < item->to) ahead = find_positions(job, item, following, s, !side);
-        else if (next) ahead = find_positions(job, next, next->from, s, !side);
-        struct coming keys = {s->keys[!side], ahead, row_bytes}, values = {s->values[!side], ahead, row_bytes};
-        for (int at = 0; at < begun; at += LANES) {
-            call(keys, at, at + LANES);
-            if (job->is_paired) pack(s->keys[side] + at, job->layer->dim / 2, 0, s->packed + at);
-            else pack(s->keys[side] + at, job->layer->dim, is_half, s->packed + at);
-        }
-        if (job->is_paired) attend_chunk_paired(job, item, s, side, from, count, values);
-        else attend_chunk(job, item, s, side, from, count, values);
-        /* the last chunk of an item may be a short one */
-        call(keys, begun, ahead);
-        call(values, begun, ahead);
-        from = following;
-        count = ahead;
+    for (int32_t from = item->from; from < item->to;) {
+        int count = find_positions(job, item, from, s);
+        ahead_go_on(ahead, count);
+        if (job->is_paired) attend_chunk_paired(job, item, s, from, count, ahead);
+        else attend_chunk(job, item, s, from, count, ahead);
+        from += count;
     }
+    ahead_go_on(ahead, 0); /* past this item: another takes the place of the next one */
     finish_item(job, item, s);
 }
 
@@ -303,17 +305,36 @@ static void *make_scratch(const struct job *job, struct scratch *s) {
     return memory;
 }
 
+/* What is read for an item. */
+static struct stretch stretch_of(const struct job *job, const struct item *item) {
+    const struct step *step = job->step;
+    int64_t head_bytes = item->head * step->block_tokens * job->layer->dim * job->element;
+    return (struct stretch){step->tables + step->table_firsts[item->row], head_bytes, item->from, item->to};
+}
+
+static struct ahead ahead_of(const struct job *job) {
+    const struct layer *layer = job->layer;
+    int64_t row_bytes = layer->dim * job->element, block_tokens = job->step->block_tokens;
+    return (struct ahead){
+        .keys = layer->keys, .values = layer->values, .block_tokens = block_tokens,
+        .block_bytes = layer->kv_heads * block_tokens * row_bytes, .row_bytes = row_bytes, .due = LEAD_OF_KEYS,
+        .at_once = POSITIONS_AT_ONCE * row_bytes,
+    };
+}
+
 /* Items are taken one by one, so that a thread that is held up holds up nothing else; the next is known early.
  * Returns how many this thread has taken: without memory none of them has been worked on, and the call has failed. */
 static int64_t attend_items(struct job *job) {
     struct scratch scratch;
     void *memory = make_scratch(job, &scratch);
+    struct ahead ahead = ahead_of(job);
     if (!memory) atomic_store(&job->failed, 1);
     int64_t done = 0, mine = atomic_fetch_add(&job->begun, 1);
+    if (mine < job->item_count) ahead.now = stretch_of(job, job->items + mine);
     while (mine < job->item_count) {
         int64_t next = atomic_fetch_add(&job->begun, 1);
-        if (memory)
-            attend_item(job, job->items + mine, next < job->item_count ? job->items + next : NULL, &scratch);
+        if (next < job->item_count) ahead.next = stretch_of(job, job->items + next);
+        if (memory) attend_item(job, job->items + mine, &scratch, &ahead);
         mine = next;
         done++;
     }

@@ -15,21 +15,29 @@
 
 #if HAS_TILES || HAS_DOTS
 
-/* pairs[i / 2][d][i % 2] = value[i][d]; zeros for positions that are not there, up to a multiple of 32 */
-static void pair_values(const void *const *rows, int count, int64_t dim, uint16_t *pairs, struct coming coming) {
+/* Where two vectors of halves become pairs of one from each. */
+struct pairing { __m512i lower, upper; };
+
+INLINE struct pairing pairing_of_words(void) {
     uint16_t order[2][32];
     for (int i = 0; i < 32; i++) {
         order[0][i] = (uint16_t)(i / 2 + i % 2 * 32);
         order[1][i] = (uint16_t)(16 + i / 2 + i % 2 * 32);
     }
-    __m512i lower = _mm512_loadu_si512(order[0]), upper = _mm512_loadu_si512(order[1]), none = _mm512_setzero_si512();
+    return (struct pairing){_mm512_loadu_si512(order[0]), _mm512_loadu_si512(order[1])};
+}
+
+/* pairs[i / 2][d][i % 2] = value[i][d]; zeros for positions that are not there, up to a multiple of 32 */
+static void pair_values(const void *const *rows, int count, int64_t dim, uint16_t *pairs, struct ahead *ahead) {
+    struct pairing pairing = pairing_of_words();
+    __m512i none = _mm512_setzero_si512();
     for (int i = 0; i < (count + 31) / 32 * 32; i += 2, pairs += 2 * dim) {
-        call(coming, i, i + 2);
+        if (i % 4 == 0) call_ahead(ahead);
         for (int64_t d = 0; d < dim; d += 32) {
             __m512i a = i < count ? _mm512_loadu_si512((const uint16_t *)rows[i] + d) : none;
             __m512i b = i + 1 < count ? _mm512_loadu_si512((const uint16_t *)rows[i + 1] + d) : none;
-            _mm512_storeu_si512(pairs + 2 * d, _mm512_permutex2var_epi16(a, lower, b));
-            _mm512_storeu_si512(pairs + 2 * d + 32, _mm512_permutex2var_epi16(a, upper, b));
+            _mm512_storeu_si512(pairs + 2 * d, _mm512_permutex2var_epi16(a, pairing.lower, b));
+            _mm512_storeu_si512(pairs + 2 * d + 32, _mm512_permutex2var_epi16(a, pairing.upper, b));
         }
     }
 }
@@ -48,7 +56,7 @@ static int pairs_ask(void) { return dots_are_fast(); }
 static int pairs_ask(void) { return 0; }
 
 /* Nobody asks for these: */
-static void pair_values(const void *const *rows, int count, int64_t dim, uint16_t *pairs, struct coming coming) {
+static void pair_values(const void *const *rows, int count, int64_t dim, uint16_t *pairs, struct ahead *ahead) {
     __builtin_trap();
 }
 static void paired_scores(int rows, int64_t dim, const uint16_t *q, const float *words, int count, float *scores) {
@@ -56,6 +64,18 @@ static void paired_scores(int rows, int64_t dim, const uint16_t *q, const float 
 }
 static void paired_values(int rows, int64_t dim, const uint16_t *weights, const uint16_t *pairs, int count,
                           float *sums) {
+    __builtin_trap();
+}
+#endif
+
+#if !HAS_DOTS /* nobody is few */
+static int is_few(int rows, int64_t dim) { return 0; }
+static void few_scores(int rows, int64_t dim, const uint16_t *q, const void *const *keys, int count, float *scores,
+                       struct ahead *ahead) {
+    __builtin_trap();
+}
+static void few_values(int rows, int64_t dim, const uint16_t *weights, const void *const *values, int count,
+                       float *sums, struct ahead *ahead) {
     __builtin_trap();
 }
 #endif

@@ -113,6 +113,16 @@ def test_a_row_comes_out_bit_for_bit_the_same_whoever_else_is_in_the_batch(
     assert torch.equal(together[first : first + len(alone)], alone)
 
 
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+def test_a_few_query_heads_see_every_position_and_none_beyond(path: AttentionPath, group: int, dim: int) -> None:
+    ends = [1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 66, 127, 200, 513]
+    case = case_of(Shape(group=group, dim=dim, dtype=torch.bfloat16), [(end - 1, end) for end in ends], seed=5)
+    for asked in (Asked(0.125), Asked(0.3, window=20)):
+        got, written = case.attend(path, asked)
+        assert_near(got, expected(case, written, asked))
+
+
 def test_a_row_that_is_not_a_number_stays_alone_with_it(path: AttentionPath) -> None:
     case = case_of(Shape(), [(99, 100), (20, 60), (700, 701)], seed=1)
     queries = case.new.queries.clone()

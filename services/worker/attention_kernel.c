@@ -12,8 +12,7 @@
  *
  * Sums are float whatever the pool holds. bfloat16 is multiplied pair by pair where the processor does so fast and the
  * dim is a multiple of 32: in AMX tiles, or in dots; else it is widened and multiplied as floats. A position at or after
- * the end of a row is never read: it may be anything.
- * Threads are those of the OpenMP runtime whose two functions are handed in; nothing here is compiled with -fopenmp. */
+ * the end of a row is never read: it may be anything. */
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -21,6 +20,7 @@
 #include <string.h>
 
 #include "attention_pairs.h"
+#include "team.h"
 
 #define SPLIT 512               /* positions of one item of a short row */
 #define TILE_ROWS 30            /* query rows of one item: tokens x heads that share a KV head */
@@ -67,10 +67,6 @@ struct job {
     _Atomic int failed;
 };
 
-typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
-typedef void (*barrier_function)(void);
-static parallel_function run_parallel;
-static barrier_function wait_for_team;
 static int may_use_pairs;
 
 /* ---- one item ---- */
@@ -427,9 +423,8 @@ static void cut(struct job *job, struct item *items) {
 
 /* ---- what the outside calls ---- */
 
-void attention_use(parallel_function parallel, barrier_function barrier) {
-    run_parallel = parallel;
-    wait_for_team = barrier;
+void attention_use(parallel_function parallel, barrier_function barrier, size_function size) {
+    team_use(parallel, barrier, size);
     may_use_pairs = pairs_ask();
 }
 

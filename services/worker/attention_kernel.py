@@ -75,12 +75,12 @@ class KernelPath:
         try:
             self.library = kernel = ctypes.CDLL(str(library))
             threads = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-            parallel, barrier = threads.GOMP_parallel, threads.GOMP_barrier
+            team = threads.GOMP_parallel, threads.GOMP_barrier, threads.omp_get_num_threads
             self._call = kernel.attention_call
             kernel.attention_variant.restype = ctypes.c_char_p
         except (OSError, AttributeError) as error:
             raise NoKernel(f"the kernel cannot be loaded: {error}") from error
-        kernel.attention_use(parallel, barrier)
+        kernel.attention_use(*team)
         self.variant: str = kernel.attention_variant().decode()
         self._call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 

@@ -128,14 +128,11 @@ static int linear_lines(const struct linear_task *task) {
     return (int)((lines + passes - 1) / passes);
 }
 
-/* How many items there are to take of a call. */
-static int64_t linear_items(const struct linear_call *call) {
-    int64_t at_once = linear_at_once(call->w->out);
-    return call->rows > 0 ? (linear_panels(call->w->out) + at_once - 1) / at_once : 0;
-}
+/* How many panels of a call are to be done. */
+static int64_t linear_pieces(const struct linear_call *call) { return call->rows > 0 ? linear_panels(call->w->out) : 0; }
 
-/* Each thread of the team calls this with the same call and the same counter, which was 0 before. Returns how many of
- * the items it has done; that all are done, and when to go on, is the caller's. */
+/* Each thread of the team calls this with the same call and the same counter, which was 0 before. Returns how many
+ * panels it has done; that all are done, and when to go on, is the caller's. */
 static int64_t linear_work(const struct linear_call *call, _Atomic int64_t *taken) {
     struct linear_scratch scratch;
     if (call->rows <= 0) return 0;
@@ -145,7 +142,7 @@ static int64_t linear_work(const struct linear_call *call, _Atomic int64_t *take
     task.beside.lines = linear_lines(&task);
     linear_stream_begin(stream, call->w, taken, task.blocks > 1);
     int64_t first, end, done = 0;
-    for (; linear_stream_next(stream, &first, &end); done++)
+    for (; linear_stream_next(stream, &first, &end); done += end - first)
         for (int64_t panel = first; panel < end; panel++) {
             stream->due += stream->panel_bytes;
             linear_panel(&task, panel);

@@ -97,25 +97,26 @@ static void floats_finish(const struct floats_call *call, int64_t panel, int64_t
     }
 }
 
-static int64_t floats_items(const struct floats_call *call) { return call->rows > 0 ? linear_panels(call->w->out) : 0; }
+static int64_t floats_pieces(const struct floats_call *call) { return call->rows > 0 ? linear_panels(call->w->out) : 0; }
 
-/* Each thread of the team calls this with the same call and the same counter, which was 0 before. Returns how many of
- * the items it has done. */
-static int64_t floats_work(const struct floats_call *call, _Atomic int64_t *taken) {
+static void floats_panel(const struct floats_call *call, int64_t panel) {
     float sums[FLOAT_ROWS * PANEL];
     int64_t in = call->w->in, blocks = (call->rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
-    if (call->rows <= 0) return 0;
     int64_t each = (call->rows + blocks - 1) / blocks;
-    for (int64_t done = 0;; done++) {
-        int64_t panel = atomic_fetch_add(taken, 1);
-        if (panel >= linear_panels(call->w->out)) return done;
-        const float *weights = (const float *)call->w->packed + panel * PANEL * in;
-        for (int64_t row = 0; row < call->rows; row += each) {
-            int rows = (int)(row + each < call->rows ? each : call->rows - row);
-            for (int64_t column = 0; column < PANEL; column += FLOAT_WIDE)
-                floats_sum_rows(rows, call->x + row * call->x_stride, call->x_stride, weights + column, in,
-                                sums + column);
-            for (int r = 0; r < rows; r++) floats_finish(call, panel, row + r, sums + r * PANEL);
-        }
+    const float *weights = (const float *)call->w->packed + panel * PANEL * in;
+    for (int64_t row = 0; row < call->rows; row += each) {
+        int rows = (int)(row + each < call->rows ? each : call->rows - row);
+        for (int64_t column = 0; column < PANEL; column += FLOAT_WIDE)
+            floats_sum_rows(rows, call->x + row * call->x_stride, call->x_stride, weights + column, in, sums + column);
+        for (int r = 0; r < rows; r++) floats_finish(call, panel, row + r, sums + r * PANEL);
     }
+}
+
+/* Each thread of the team calls this with the same call and the same counter, which was 0 before. Returns how many
+ * panels it has done. */
+static int64_t floats_work(const struct floats_call *call, _Atomic int64_t *taken) {
+    int64_t panels = floats_pieces(call), done = 0, end = 0;
+    for (int64_t first; (first = team_take(taken, panels, &end)) < panels; done += end - first)
+        for (int64_t panel = first; panel < end; panel++) floats_panel(call, panel);
+    return done;
 }

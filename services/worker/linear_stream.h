@@ -1,38 +1,37 @@
 /* What a thread works on, and what it calls from memory ahead of that. Included by linear.h.
  *
- * Items are a few panels that follow each other; they are taken one by one by a counter that all threads share, so that
- * a thread that is held up holds up nothing else. The next item is taken when the lead reaches it, no earlier. */
+ * Panels are taken some at a time, from a counter that all threads share: those of one take follow each other in memory.
+ * What is worked on next is taken when the lead reaches it, no earlier. */
 
 #pragma once
+
+#include "team.h"
 
 #if HAS_DOTS /* on a Zen 4, 16 rows of all layers take 11.1 ms, with the lead below 13.5 */
 #define LEAD_BYTES 65536
 #else
 #define LEAD_BYTES 16384
 #endif
-#define MANY_PANELS 512 /* from here on an item is several panels */
-#define PANELS_AT_ONCE 4
 
 static int64_t linear_step_bytes(int64_t kind) { return kind == LINEAR_BF16 ? STEP_BYTES : INT8_STEP_BYTES; }
 static int64_t linear_panel_bytes(int64_t in, int64_t kind) { return in / STEP * linear_step_bytes(kind); }
 static int64_t linear_panels(int64_t out) { return (out + PANEL - 1) / PANEL; }
 
 struct linear_stream {
-    const char *at, *end;   /* what is to be called next, up to the end of its item; NULL when nothing is left */
-    int64_t due;            /* bytes that may be called by now */
-    int64_t ahead;          /* the item that has been taken and not begun, -1 for none */
-    int64_t panels, at_once;
+    const char *at, *end;     /* what is to be called next, up to the end of its take; NULL when nothing is left */
+    int64_t due;              /* bytes that may be called by now */
+    int64_t ahead, ahead_end; /* panels that have been taken and not begun; -1 for none */
+    int64_t panels;
     int64_t panel_bytes;
     const char *packed;
     _Atomic int64_t *taken;
 };
 
 static void linear_stream_take(struct linear_stream *s) {
-    s->ahead = atomic_fetch_add_explicit(s->taken, 1, memory_order_relaxed) * s->at_once;
-    int64_t end = s->ahead + s->at_once < s->panels ? s->ahead + s->at_once : s->panels;
+    s->ahead = team_take(s->taken, s->panels, &s->ahead_end);
     int is_left = s->ahead < s->panels;
     s->at = is_left ? s->packed + s->ahead * s->panel_bytes : NULL;
-    s->end = is_left ? s->packed + end * s->panel_bytes : NULL;
+    s->end = is_left ? s->packed + s->ahead_end * s->panel_bytes : NULL;
 }
 
 /* Call up to so many cache lines. */
@@ -46,13 +45,9 @@ INLINE void linear_stream_call(struct linear_stream *s, int64_t lines) {
     if (s->at == s->end && s->at && s->ahead < 0) linear_stream_take(s);
 }
 
-/* Panels of one item of a matrix. */
-static int64_t linear_at_once(int64_t out) { return linear_panels(out) >= MANY_PANELS ? PANELS_AT_ONCE : 1; }
-
 static void linear_stream_begin(struct linear_stream *s, const struct linear *w, _Atomic int64_t *taken, int is_slow) {
     *s = (struct linear_stream){.panels = linear_panels(w->out), .packed = w->packed, .taken = taken};
     s->panel_bytes = linear_panel_bytes(w->in, w->kind);
-    s->at_once = linear_at_once(w->out);
     linear_stream_take(s);
     s->due = !is_slow && s->panel_bytes > LEAD_BYTES ? LEAD_BYTES : s->panel_bytes;
     linear_stream_call(s, LEAD_BYTES / 64);
@@ -63,7 +58,7 @@ static int linear_stream_next(struct linear_stream *s, int64_t *first, int64_t *
     if (s->ahead < 0) linear_stream_take(s);
     if (s->ahead >= s->panels) return 0;
     *first = s->ahead;
-    *end = s->ahead + s->at_once < s->panels ? s->ahead + s->at_once : s->panels;
+    *end = s->ahead_end;
     s->ahead = -1;
     return 1;
 }

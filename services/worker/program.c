@@ -162,7 +162,7 @@ static void do_linear(const struct program_step *s, const struct instruction *on
             .add_stride = one->in_2.stride, .rows = rows_of(s, one),
             .epilogue = what->epilogue, .activation = what->activation,
         };
-        finish(phase, floats_work(&call, &phase->taken), floats_items(&call));
+        finish(phase, floats_work(&call, &phase->taken), floats_pieces(&call));
         return;
     }
     struct linear_call call = {
@@ -173,7 +173,7 @@ static void do_linear(const struct program_step *s, const struct instruction *on
         .add_stride = one->in_2.stride, .rows = rows_of(s, one),
         .epilogue = what->epilogue, .activation = what->activation,
     };
-    finish(phase, linear_work(&call, &phase->taken), linear_items(&call));
+    finish(phase, linear_work(&call, &phase->taken), linear_pieces(&call));
 }
 
 static void do_attention(struct job *job, struct phase *phases) {

@@ -4,13 +4,10 @@
 
 #include "../../services/worker/linear.h"
 
-typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
-
 struct round {
     const struct linear_call *calls;
     int64_t count;
     _Atomic int64_t *taken;
-    void (*wait_for_team)(void);
 };
 
 static void play(void *given) {
@@ -18,7 +15,7 @@ static void play(void *given) {
     linear_thread_begin();
     for (int64_t at = 0; at < round->count; at++) {
         linear_work(round->calls + at, round->taken + at);
-        round->wait_for_team();
+        wait_for_team();
     }
     linear_thread_end();
 }
@@ -32,11 +29,13 @@ void rig_pack(const uint16_t *weights, int64_t in, int64_t out, int64_t kind, vo
 }
 
 /* Returns 0, 1 if the processor's tiles may not be used, 2 if there is no memory. */
-int rig_run(parallel_function parallel, void (*barrier)(void), const struct linear_call *calls, int64_t count) {
-    struct round round = {calls, count, calloc((size_t)count, sizeof(_Atomic int64_t)), barrier};
+int rig_run(parallel_function parallel, barrier_function barrier, size_function size, const struct linear_call *calls,
+            int64_t count) {
+    struct round round = {calls, count, calloc((size_t)count, sizeof(_Atomic int64_t))};
+    team_use(parallel, barrier, size);
     if (!round.taken) return 2;
     int refused = linear_init();
-    if (!refused) parallel(play, &round, 0, 0);
+    if (!refused) run_parallel(play, &round, 0, 0);
     free((void *)round.taken);
     return refused;
 }

@@ -80,11 +80,12 @@ class LinearKernel:
         library.rig_variant.restype = ctypes.c_char_p
         library.rig_bytes.argtypes, library.rig_bytes.restype = (ctypes.c_int64,) * 3, ctypes.c_int64
         library.rig_pack.argtypes = (ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p)
-        library.rig_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        library.rig_run.argtypes = (*(ctypes.c_void_p,) * 4, ctypes.c_int64)
         self.variant: str = library.rig_variant().decode()
         self._threads = (
             ctypes.cast(threads.GOMP_parallel, ctypes.c_void_p),
             ctypes.cast(threads.GOMP_barrier, ctypes.c_void_p),
+            ctypes.cast(threads.omp_get_num_threads, ctypes.c_void_p),
         )
         self._library = library
         self._memory = WeightMemory()

@@ -18,6 +18,12 @@
 #include "dots.h"
 #include "tiles.h"
 
+#if LANES == 16 && defined(__AVX512VNNI__) && !HAS_TILES && !defined(NO_BYTES)
+#define HAS_BYTES 1
+#else
+#define HAS_BYTES 0
+#endif
+
 enum { LINEAR_BF16 = 0, LINEAR_INT8 = 1 };
 enum { EPILOGUE_NONE = 0, EPILOGUE_ADD = 1, EPILOGUE_GATED = 2, EPILOGUE_ACTIVATED = 3 };
 enum { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_GELU = 2, ACT_RELU = 3 };
@@ -30,6 +36,8 @@ struct linear {
     const float *bias;   /* [out] or NULL */
 };
 
+struct linear_bytes;
+
 struct linear_call {
     const struct linear *w;
     const uint16_t *x; /* bfloat16 [rows][in]; may be read up to rows rounded up to 16: those rows may be anything */
@@ -40,6 +48,7 @@ struct linear_call {
     int64_t add_stride;
     int64_t rows, epilogue;
     int64_t activation; /* GATED: W has gate and up interleaved, 16 rows by 16; y = act(gate) * up has out / 2 columns */
+    struct linear_bytes *bytes; /* room for x as bytes, `linear_bytes_of` of it: for `linear_prepare` and what follows */
 };
 
 #define PANEL 32 /* outputs */
@@ -67,6 +76,9 @@ struct linear_beside {
 #else
 #include "linear_vectors.h"
 #endif
+#if HAS_BYTES
+#include "linear_bytes.h"
+#endif
 
 #define CHUNK_STEPS 64 /* steps of a panel that are multiplied by one row block after the other */
 
@@ -92,11 +104,25 @@ static struct linear_weights linear_chunk(struct linear_task *task, int64_t pane
         return weights;
     }
     weights.int8 = packed + from * INT8_STEP_BYTES;
-    if (task->blocks > 1) {
+    if (task->blocks > 1 && !HAS_BYTES) {
         linear_widen(&weights, to - from, &task->beside.stream, task->beside.lines);
         weights.tiles = (const char *)weights.room;
     }
     return weights;
+}
+
+/* Steps [from, to) of some rows. */
+static void linear_block_rows(const struct linear_call *call, int64_t row, int64_t rows, struct linear_weights *weights,
+                              int64_t from, int64_t to, float *sums, struct linear_beside *beside) {
+#if HAS_BYTES
+    if (call->w->kind == LINEAR_INT8) {
+        int64_t steps = call->w->in / STEP;
+        linear_bytes_rows(rows, call->bytes + row * steps + from, steps, weights->int8, to - from, sums, from > 0, beside);
+        return;
+    }
+#endif
+    linear_rows(rows, call->x + row * call->x_stride + from * STEP, call->x_stride, weights, to - from, sums, from > 0,
+                beside);
 }
 
 /* Row blocks [first, end) of one panel; their sums wait in scratch from chunk to chunk. */
@@ -109,8 +135,7 @@ static void linear_group(struct linear_task *task, int64_t panel, int64_t first,
         for (int64_t block = first; block < end; block++) {
             int64_t row = block * ROW_BLOCK, rows = call->rows - row < ROW_BLOCK ? call->rows - row : ROW_BLOCK;
             float *sums = task->scratch->sums[each < steps ? block - first : 0];
-            linear_rows(rows, call->x + row * call->x_stride + from * STEP, call->x_stride, &weights, to - from, sums,
-                        from > 0, &task->beside);
+            linear_block_rows(call, row, rows, &weights, from, to, sums, &task->beside);
             if (to == steps) linear_to_finish(&task->beside.pending, panel, row, rows, sums);
         }
     }
@@ -124,8 +149,29 @@ static void linear_panel(struct linear_task *task, int64_t panel) {
 /* Cache lines to call with each step that something goes through: widening for several blocks, and each block. */
 static int linear_lines(const struct linear_task *task) {
     int64_t kind = task->call->w->kind, lines = linear_step_bytes(kind) / 64;
-    int64_t passes = task->blocks + (kind == LINEAR_INT8 && task->blocks > 1);
+    int64_t passes = task->blocks + (kind == LINEAR_INT8 && task->blocks > 1 && !HAS_BYTES);
     return (int)((lines + passes - 1) / passes);
+}
+
+/* Bytes of room that a call needs for x. */
+static int64_t linear_bytes_of(const struct linear_call *call) {
+#if HAS_BYTES
+    if (call->w->kind == LINEAR_INT8) return call->rows * (call->w->in / STEP) * (int64_t)sizeof(struct linear_bytes);
+#endif
+    return 0;
+}
+
+/* Before `linear_work`, by all threads, of whom none may go on before all rows are done: returns how many this has. */
+static int64_t linear_prepare(const struct linear_call *call, _Atomic int64_t *taken) {
+    int64_t done = 0;
+#if HAS_BYTES
+    int64_t steps = call->w->in / STEP, end = 0;
+    for (int64_t row; (row = team_take(taken, call->rows, &end)) < call->rows;)
+        for (done += end - row; row < end; row++)
+            for (int64_t step = 0; step < steps; step++)
+                linear_to_bytes(call->x + row * call->x_stride + step * STEP, call->bytes + row * steps + step);
+#endif
+    return done;
 }
 
 /* How many panels of a call are to be done. */

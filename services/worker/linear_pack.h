@@ -2,7 +2,8 @@
  *
  * int8 lies as bfloat16 does, a byte for each number: weight = byte * scale, one scale for each output and step. A step
  * begins with its 32 scales, so that all there is to read lies in one row. Groups of 32 inputs are also those of GGUF's
- * Q8_0: what was such a number is so again. */
+ * Q8_0: what was such a number is so again. Where bytes are multiplied by bytes, four inputs of an output lie together
+ * and are 128 higher. */
 
 #pragma once
 
@@ -14,6 +15,17 @@ static int64_t linear_packed_bytes(int64_t in, int64_t out, int64_t kind) {
 INLINE int64_t linear_place(int64_t input, int64_t output) {
     return output / 16 * (TILE / 2) + input / 2 * 32 + output % 16 * 2 + input % 2;
 }
+
+/* The same for bytes, and what is stored for 0. */
+#if HAS_BYTES
+#define NO_BYTE 128
+INLINE int64_t linear_byte_place(int64_t input, int64_t output) {
+    return output / 16 * 512 + input / 4 * 64 + output % 16 * 4 + input % 4;
+}
+#else
+#define NO_BYTE 0
+INLINE int64_t linear_byte_place(int64_t input, int64_t output) { return linear_place(input, output); }
+#endif
 
 /* The largest of a step's numbers; NaN if one of them is infinite or no number; 0 if they are next to nothing. */
 static float linear_largest(const uint16_t *row) {
@@ -33,7 +45,7 @@ static void linear_pack_int8(const uint16_t *row, int64_t output, char *step) {
     ((float *)step)[output] = most / 127.0f;
     if (most > 0.0f)
         for (int64_t i = 0; i < STEP; i++)
-            to[linear_place(i, output)] = (int8_t)__builtin_rintf(one_widened(row[i]) * by);
+            to[linear_byte_place(i, output)] = (int8_t)(NO_BYTE + (int)__builtin_rintf(one_widened(row[i]) * by));
 }
 
 static void linear_pack_bf16(const uint16_t *row, int64_t output, char *step) {

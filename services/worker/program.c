@@ -61,9 +61,10 @@ struct course {
     struct job *jobs;      /* [count] used where an instruction attends */
     struct layer *layers;  /* [count] */
     struct phase *phases;  /* [count][PHASES] */
+    void *bytes;           /* room for what a matrix of int8 is multiplied by */
 };
 
-#define PHASES 3 /* attention writes, attends, joins; all else has one */
+#define PHASES 3 /* attention writes, attends, joins; a matrix is prepared for, and multiplied by; all else has one */
 #define SPINS 4000 /* looks before others are let run: whoever has the last piece may be waiting for this core */
 
 INLINE void breathe(void) {
@@ -150,22 +151,10 @@ static void do_rows(const struct program_step *s, const struct instruction *one,
 
 /* ---- matrices and attention ---- */
 
-static void do_linear(const struct program_step *s, const struct instruction *one, struct phase *phase) {
+static struct linear_call linear_call_of(const struct program_step *s, const struct instruction *one) {
     const struct linear_how *what = one->what;
     int is_logits = one->out.at == LOGITS;
-    if (!s->is_half) {
-        struct floats_call call = {
-            .w = &what->weights, .x = (const float *)address(s, one->in, 0), .x_stride = one->in.stride,
-            .y = is_logits ? s->logits : (float *)address(s, one->out, 0),
-            .y_stride = is_logits ? s->logits_stride : one->out.stride,
-            .add = what->epilogue == EPILOGUE_ADD ? (const float *)address(s, one->in_2, 0) : NULL,
-            .add_stride = one->in_2.stride, .rows = rows_of(s, one),
-            .epilogue = what->epilogue, .activation = what->activation,
-        };
-        finish(phase, floats_work(&call, &phase->taken), floats_pieces(&call));
-        return;
-    }
-    struct linear_call call = {
+    return (struct linear_call){
         .w = &what->weights, .x = (const uint16_t *)address(s, one->in, 0), .x_stride = one->in.stride,
         .y = is_logits ? (void *)s->logits : (void *)address(s, one->out, 0),
         .y_stride = is_logits ? s->logits_stride : one->out.stride, .y_is_float = is_logits,
@@ -173,7 +162,27 @@ static void do_linear(const struct program_step *s, const struct instruction *on
         .add_stride = one->in_2.stride, .rows = rows_of(s, one),
         .epilogue = what->epilogue, .activation = what->activation,
     };
-    finish(phase, linear_work(&call, &phase->taken), linear_pieces(&call));
+}
+
+static void do_linear(const struct course *course, const struct instruction *one, struct phase *phases) {
+    struct linear_call call = linear_call_of(course->given, one);
+    call.bytes = course->bytes;
+    if (linear_bytes_of(&call)) finish(phases, linear_prepare(&call, &phases->taken), call.rows);
+    finish(phases + 1, linear_work(&call, &phases[1].taken), linear_pieces(&call));
+}
+
+static void do_floats(const struct program_step *s, const struct instruction *one, struct phase *phase) {
+    const struct linear_how *what = one->what;
+    int is_logits = one->out.at == LOGITS;
+    struct floats_call call = {
+        .w = &what->weights, .x = (const float *)address(s, one->in, 0), .x_stride = one->in.stride,
+        .y = is_logits ? s->logits : (float *)address(s, one->out, 0),
+        .y_stride = is_logits ? s->logits_stride : one->out.stride,
+        .add = what->epilogue == EPILOGUE_ADD ? (const float *)address(s, one->in_2, 0) : NULL,
+        .add_stride = one->in_2.stride, .rows = rows_of(s, one),
+        .epilogue = what->epilogue, .activation = what->activation,
+    };
+    finish(phase, floats_work(&call, &phase->taken), floats_pieces(&call));
 }
 
 static void do_attention(struct job *job, struct phase *phases) {
@@ -190,7 +199,8 @@ static void do_all(void *given) {
         const struct instruction *one = s->instructions + at;
         struct phase *phases = course->phases + at * PHASES;
         if (one->op == ATTEND) do_attention(course->jobs + at, phases);
-        else if (one->op == LINEAR) do_linear(s, one, phases);
+        else if (one->op == LINEAR && s->is_half) do_linear(course, one, phases);
+        else if (one->op == LINEAR) do_floats(s, one, phases);
         else do_rows(s, one, phases);
     }
     linear_thread_end();
@@ -220,6 +230,20 @@ static int prepare_attention(struct course *course) {
     return 0;
 }
 
+/* Returns 1 if there is no memory. */
+static int prepare_bytes(struct course *course) {
+    const struct program_step *s = course->given;
+    int64_t most = 0;
+    for (int64_t at = 0; at < s->count && s->is_half; at++) {
+        if (s->instructions[at].op != LINEAR) continue;
+        struct linear_call call = linear_call_of(s, s->instructions + at);
+        int64_t bytes = linear_bytes_of(&call);
+        most = bytes > most ? bytes : most;
+    }
+    course->bytes = most ? malloc((size_t)most) : NULL;
+    return most && !course->bytes;
+}
+
 /* Returns 0, or 1 if there was no memory. */
 int program_run(const struct program_step *s) {
     struct course course = {.given = s};
@@ -227,7 +251,7 @@ int program_run(const struct program_step *s) {
     course.jobs = calloc(count, sizeof *course.jobs);
     course.layers = calloc(count, sizeof *course.layers);
     course.phases = calloc(count * PHASES, sizeof *course.phases);
-    int failed = !course.jobs || !course.layers || !course.phases || prepare_attention(&course);
+    int failed = !course.jobs || !course.layers || !course.phases || prepare_attention(&course) || prepare_bytes(&course);
     if (!failed) run_parallel(do_all, &course, 0, 0);
     for (int64_t at = 0; at < s->count && course.jobs; at++) {
         failed |= course.jobs[at].failed;
@@ -236,6 +260,7 @@ int program_run(const struct program_step *s) {
     free(course.jobs);
     free(course.layers);
     free(course.phases);
+    free(course.bytes);
     return failed;
 }
 

@@ -21,7 +21,7 @@ SOURCES = (
 VARIANTS = {
     "amx": (),
     "avx512_bf16": ("-DNO_AMX", "-DANYONES_DOTS"),
-    "avx512": ("-DNO_AMX", "-DNO_DOTS"),
+    "avx512": ("-DNO_AMX", "-DNO_DOTS", "-DNO_BYTES"),
     "avx2": ("-DNO_AMX", "-mno-avx512f"),
     "portable": ("-DNO_AMX", "-mno-avx512f", "-mno-avx2"),
 }
@@ -51,6 +51,7 @@ class Call(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("epilogue", ctypes.c_int64),
         ("activation", ctypes.c_int64),
+        ("bytes", ctypes.c_void_p),
     )
 
 
@@ -82,6 +83,7 @@ class LinearKernel:
         library.rig_pack.argtypes = (ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p)
         library.rig_run.argtypes = (*(ctypes.c_void_p,) * 4, ctypes.c_int64)
         self.variant: str = library.rig_variant().decode()
+        self.multiplies_bytes = bool(library.rig_multiplies_bytes())
         self._threads = (
             ctypes.cast(threads.GOMP_parallel, ctypes.c_void_p),
             ctypes.cast(threads.GOMP_barrier, ctypes.c_void_p),

@@ -1,5 +1,6 @@
 """The HTTP application: its routes, who gets in, and how it listens."""
 
+import asyncio
 import errno
 import logging
 import socket
@@ -35,6 +36,8 @@ BACKLOG = 2048
 Beyond it the system drops what a newcomer sends: he tries again after a second, or is reset. aiohttp's 128 is less than
 what comes at once when a crowd of clients starts.
 """
+ACCEPTED_AT_ONCE = 8
+"""Connections that are accepted in one iteration of the loop. asyncio takes up to ``backlog`` of them in one go."""
 MAY_BE_OPENED = frozenset({"/metrics", "/openapi.json", "/v1/models"})
 
 
@@ -129,10 +132,22 @@ def _server_logger() -> logging.Logger:
     return logger
 
 
+class _Site(web.TCPSite):
+    """Accepts ``backlog`` connections at a time and lets `BACKLOG` of them wait: to asyncio it is one figure."""
+
+    async def start(self) -> None:
+        """Listen."""
+        await super().start()
+        assert isinstance(self._server, asyncio.Server)  # noqa: S101 - what create_server has just returned
+        for listening in self._server.sockets:
+            with listening.dup() as same:
+                same.listen(BACKLOG)
+
+
 async def listen(runner: web.AppRunner, host: str, port: int) -> int:
     """Listen and return the port. Raises StartupError with one sentence for the person who started this."""
     try:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        await _Site(runner, host, port, backlog=ACCEPTED_AT_ONCE).start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartupError(f"port {port} on {host} is already taken") from error

@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from services.gateway.errors import answer_to_http, answer_to_malformed, code_of_malformed
 from services.gateway.request_ids import HEADER, request_id_of
+from services.gateway.turns import Turns
 
 log = structlog.get_logger()
 
@@ -37,11 +38,14 @@ class Connection(web.RequestHandler):
     """One connection of a client. Its headers are complete within ``headers_s`` seconds, or it is closed.
 
     They count from its opening, later from the first byte of the next request; between requests it may be idle.
+    A request is read when its turn has come: until then its bytes wait as they came, and no more of them are taken.
     """
 
-    def __init__(self, server: "Connections", *, bounds: Bounds, **how: Any) -> None:
+    def __init__(self, server: "Connections", *, bounds: Bounds, turns: Turns, **how: Any) -> None:
         super().__init__(server, max_line_size=bounds.header_bytes, max_field_size=bounds.header_bytes, **how)
         self._bounds = bounds
+        self._turns = turns
+        self._unheard = b""
         self._deadline: asyncio.TimerHandle | None = None
         self._is_answering = False
 
@@ -51,10 +55,19 @@ class Connection(web.RequestHandler):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Begin to wait for the rest of a request if this is its first byte."""
-        if not self._is_answering:
-            self._await_headers()
-        super().data_received(data)
+        """Begin to wait for the rest of a request if this is its first byte, and read what came in its turn."""
+        if self._is_answering or not data:  # aiohttp's own call, to go on with what it has
+            super().data_received(data)
+            return
+        self._await_headers()
+        if self._unheard:
+            self._unheard += data
+        elif self._turns.take():
+            super().data_received(data)
+        else:
+            self._unheard = data
+            self._transport.pause_reading()
+            self._turns.wait(self._hear)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Wait for nothing any more. A time-out is the system's word that the client took nothing for too long."""
@@ -98,6 +111,18 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    @property
+    def _transport(self) -> asyncio.Transport:
+        assert self.transport is not None, "only an open connection brings data"  # noqa: S101 - a bug, not input
+        return self.transport
+
+    def _hear(self) -> None:
+        """Read what has waited, unless the connection has been closed meanwhile."""
+        unheard, self._unheard = self._unheard, b""
+        if self.transport is not None:
+            self.transport.resume_reading()
+            super().data_received(unheard)
+
     def _await_headers(self) -> None:
         if self._deadline is None:
             loop = asyncio.get_running_loop()
@@ -130,11 +155,13 @@ class Connections(web.Server):
             handler_cancellation=server.handler_cancellation,
         )
         self._bounds = bounds
+        self._turns = Turns()
         self._how = how
 
     def __call__(self) -> web.RequestHandler:
         """Return the protocol of a new connection."""
-        return Connection(self, bounds=self._bounds, loop=asyncio.get_running_loop(), **self._how)
+        loop = asyncio.get_running_loop()
+        return Connection(self, bounds=self._bounds, turns=self._turns, loop=loop, **self._how)
 
 
 class Runner(web.AppRunner):

@@ -11,13 +11,13 @@ import structlog
 from services.gateway.asked import check, prompt_ids_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices, Heard
-from services.gateway.door import Door
 from services.gateway.fan_out import FanOut, Newcomer
 from services.gateway.intake import Intake
 from services.gateway.metrics import Metrics, Reason
 from services.gateway.ongoing import Ongoing
 from services.gateway.owed import Owed
 from services.gateway.pool import Pool
+from services.gateway.room import Room
 from shared.errors import InvalidParameter, NotServing, RequestRejected, UnknownModel
 from shared.runtime.clock import Clock
 
@@ -38,7 +38,7 @@ class Desk:
     owed: Owed
     metrics: Metrics
     clock: Clock
-    door: Door
+    room: Room
     intake: Intake
     max_queue: int
     max_queued_tokens: int

@@ -39,9 +39,12 @@ class Generation(Generic[_Body]):
         self._prefix = prefix
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request. Whatever happens, its computation ends with it."""
+        """Answer one request. Whatever happens, its computation ends with it.
+
+        With a full line it is refused before its body is looked at: a 429, also for one that would be a 400 otherwise.
+        """
         try:
-            with self._desk.door.passing(self._desk.owed.unwritten):
+            async with self._desk.room.passing():
                 body, choices = await self._take_in(request)
                 self._desk.owed.add(*choices.ongoings)
         except Exception:

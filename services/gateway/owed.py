@@ -45,11 +45,6 @@ class Owed:
         """Return a request that is owed."""
         return self._ongoing.get(request)
 
-    @property
-    def unwritten(self) -> int:
-        """Submissions and cancellations that have not been written yet."""
-        return len(self._outbox)
-
     async def all_ended(self) -> None:
         """Wait until nothing is owed. The caller bounds the wait."""
         await self._nothing_owed.wait()

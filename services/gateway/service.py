@@ -8,7 +8,6 @@ import structlog
 from services.gateway.app import Entrance, listen, make_app, make_runner
 from services.gateway.connections import Bounds
 from services.gateway.desk import Desk
-from services.gateway.door import Door
 from services.gateway.finder import TokenizerFinder
 from services.gateway.intake import Intake
 from services.gateway.keys import KeyRing, read_keys
@@ -17,6 +16,7 @@ from services.gateway.metrics import Metrics
 from services.gateway.owed import Owed
 from services.gateway.pool import SILENT_S, Pool
 from services.gateway.reader import Reader
+from services.gateway.room import Counts, Room
 from services.gateway.writer import Writer
 from shared.bus.port import Bus
 from shared.bus.redis_bus import RedisBus
@@ -102,6 +102,8 @@ class _Gateway:
         self._lives = Lives(bus, model, self._writer, Reader(bus, self._owed, self._pool, metrics, clock))
         self._finder = TokenizerFinder(bus, model, self._pool)
         intake = Intake(settings.max_body_bytes)
+        counts = Counts(lambda: self._writer.unwritten, lambda: len(self._owed.queued))
+        self._room = Room(settings.max_queue, self._writer.line_length, counts)
         metrics.show("queued_tokens", "Tokens of prompts that wait here.", lambda: self._owed.queued.tokens)
         metrics.show(
             "queued_requests", "Requests that wait here for their first token.", lambda: len(self._owed.queued)
@@ -114,7 +116,7 @@ class _Gateway:
             self._owed,
             metrics,
             clock,
-            Door(settings.max_queue),
+            self._room,
             intake,
             settings.max_queue,
             settings.max_queued_tokens,
@@ -126,7 +128,13 @@ class _Gateway:
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(work)
-                for work in (self._lives.run(), self._writer.run(), self._finder.run(), self._watch())
+                for work in (
+                    self._lives.run(),
+                    self._writer.run(),
+                    self._room.run(),
+                    self._finder.run(),
+                    self._watch(),
+                )
             ]
             await stopping.wait()
             await self._drain()

@@ -77,7 +77,7 @@ class TokenRoutes:
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the tokens of a text or of a chat."""
         desk = self._desk
-        with self._door.passing(0):
+        with self._door.passing():
             body = await desk.intake.read(request, partial(read_body, TokenizeBody))
             tokenizer = self._tokenizer_for(body.model)
             return await self._in_turn(lambda: _tokenized(body, tokenizer, desk.pool.length_served))
@@ -85,7 +85,7 @@ class TokenRoutes:
     async def detokenize(self, request: web.Request) -> web.Response:
         """Answer with the text of tokens."""
         desk = self._desk
-        with self._door.passing(0):
+        with self._door.passing():
             body = await desk.intake.read(request, partial(read_body, DetokenizeBody))
             tokenizer = self._tokenizer_for(body.model)
             return await self._in_turn(lambda: _detokenized(body, tokenizer))

@@ -34,6 +34,13 @@ class Writer:
         self._max_queue = max_queue
         self._metrics = metrics
         self._idle = asyncio.Event()
+        self._in_hand = 0
+        self._writing = asyncio.Lock()
+
+    @property
+    def unwritten(self) -> int:
+        """Submissions and cancellations that have not been written yet."""
+        return len(self.outbox) + self._in_hand
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -42,6 +49,7 @@ class Writer:
                 self._idle.set()
             order = await self.outbox.take()
             self._idle.clear()
+            self._in_hand = 1
             try:
                 await self._carry_out(order)
             except ProtocolError as error:  # no other answer must end for it
@@ -51,7 +59,14 @@ class Writer:
             except BusUnavailable as error:
                 log.warning("write_unanswered", order=type(order).__name__, request=order.request, error=str(error))
                 self.outbox.put_back(order)
+                self._in_hand = 0
                 await asyncio.sleep(RETRY_S)
+            self._in_hand = 0
+
+    async def line_length(self) -> int:
+        """Return how many entries the waiting line has between two writes of ours. Raises BusUnavailable."""
+        async with self._writing:
+            return await self._bus.length(self._stream)
 
     async def flush(self, *, within_s: float) -> bool:
         """Wait until everything is written; False if it took longer."""
@@ -114,4 +129,5 @@ class Writer:
                 self.owed.fail(one, Overloaded("the waiting line is full: try again"), is_known=False)
 
     async def _enqueue(self, messages: Sequence[Message], *, bound: int | None) -> tuple[EntryId, ...] | None:
-        return await self._bus.enqueue(self._stream, [encode(message) for message in messages], bound=bound)
+        async with self._writing:
+            return await self._bus.enqueue(self._stream, [encode(message) for message in messages], bound=bound)

@@ -176,3 +176,46 @@ async def test_between_two_tokens_of_a_running_stream_only_a_part_of_a_flood_is_
         assert max(after - before for before, after in pairwise(answered)) <= CROWD / 2
         await setting.pool.tokens(submit, b"c", first=len(answered), finish="length")
         assert [event async for event in events][-1] == "[DONE]"
+
+
+async def test_a_full_line_refuses_before_the_body_is_looked_at_and_lets_in_who_finds_room() -> None:
+    queue = 3
+    async with gateway(max_queue=queue) as setting, AsyncExitStack() as stack:
+        waiting = await fill(setting, stack, queue)
+        for body in ({}, {"n": "many"}):
+            async with setting.client.complete(**body) as response:
+                assert response.status == 429
+                assert (await response.json())["error"]["code"] == "queue_full"
+        submits = [await setting.pool.next(SubmitRequest) for _ in range(queue)]
+        # out of the line, all still without a token: there is room, and the body is looked at
+        async with setting.client.complete(n="many") as response:
+            assert response.status == 400
+        waiting += await fill(setting, stack, queue)
+        submits += [await setting.pool.next(SubmitRequest) for _ in range(queue)]
+        for submit in submits:
+            await setting.pool.tokens(submit, b"a", finish="length")
+        assert [(await line.status_and_body())[0] for line in waiting] == [200] * (2 * queue)
+
+
+async def test_as_many_find_room_as_the_line_holds_however_many_come_at_once() -> None:
+    queue = 20
+    async with gateway(max_queue=queue) as setting, AsyncExitStack() as stack:
+        lines = await opened(stack, setting.port.result(), CROWD)
+        for line in lines:
+            line.writer.write(request())
+        statuses: Counter[int] = Counter()
+        async with asyncio.TaskGroup() as tasks:
+
+            async def read(line: Line) -> None:
+                statuses[(await line.status_and_body())[0]] += 1
+
+            for line in lines:
+                tasks.create_task(read(line))
+
+            async def rest_are_told() -> bool:
+                return statuses.total() == CROWD - queue
+
+            await until(rest_are_told)
+            for _ in range(queue):
+                await setting.pool.tokens(await setting.pool.next(SubmitRequest), b"a", finish="length")
+        assert statuses == {200: queue, 429: CROWD - queue}

@@ -6,21 +6,13 @@ from shared.errors import Overloaded
 
 def test_as_many_as_the_bound_are_let_through_and_the_next_is_told_at_once() -> None:
     door = Door(2)
-    with door.passing(0), door.passing(0), pytest.raises(Overloaded), door.passing(0):
+    with door.passing(), door.passing(), pytest.raises(Overloaded), door.passing():
         raise AssertionError("a third one was let through")
 
 
 def test_who_is_through_makes_place_whatever_came_of_it() -> None:
     door = Door(1)
-    with pytest.raises(ValueError, match="a bad body"), door.passing(0):
+    with pytest.raises(ValueError, match="a bad body"), door.passing():
         raise ValueError("a bad body")
-    with door.passing(0):
+    with door.passing():
         pass
-
-
-def test_those_who_still_wait_to_be_written_take_a_place_too() -> None:
-    door = Door(3)
-    with door.passing(2):
-        pass
-    with pytest.raises(Overloaded), door.passing(3):
-        raise AssertionError("nobody may pass while three wait to be written")

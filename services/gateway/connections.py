@@ -14,8 +14,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from services.gateway.errors import answer_to_http, answer_to_malformed, code_of_malformed
+from services.gateway.heard import HEARD_S
 from services.gateway.request_ids import HEADER, request_id_of
 from services.gateway.turns import Turns
+from shared.runtime.clock import monotonic
 
 log = structlog.get_logger()
 
@@ -46,6 +48,8 @@ class Connection(web.RequestHandler):
         self._bounds = bounds
         self._turns = turns
         self._unheard = b""
+        self.heard_s = 0.0
+        """When bytes were last given to the parser before a handler had its request."""
         self._deadline: asyncio.TimerHandle | None = None
         self._is_answering = False
 
@@ -63,7 +67,7 @@ class Connection(web.RequestHandler):
         if self._unheard:
             self._unheard += data
         elif self._turns.take():
-            super().data_received(data)
+            self._read(data)
         else:
             self._unheard = data
             self._transport.pause_reading()
@@ -121,7 +125,11 @@ class Connection(web.RequestHandler):
         unheard, self._unheard = self._unheard, b""
         if self.transport is not None:
             self.transport.resume_reading()
-            super().data_received(unheard)
+            self._read(unheard)
+
+    def _read(self, data: bytes) -> None:
+        self.heard_s = monotonic()
+        super().data_received(data)
 
     def _await_headers(self) -> None:
         if self._deadline is None:
@@ -182,6 +190,7 @@ _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 def _noting_headers(handler: _Handler) -> _Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if isinstance(request.protocol, Connection):
+            request[HEARD_S] = request.protocol.heard_s
             request.protocol.headers_came()
         return await handler(request)
 

@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from services.gateway.formats import ErrorBody, ErrorEnvelope, to_json
+from services.gateway.heard import ms_since_heard
 from services.gateway.metrics import Metrics
 from services.gateway.request_ids import request_id_of
 from shared.errors import BusUnavailable, GenerationFailed, InvalidKey, NotServing, RequestRejected, Unavailable
@@ -81,7 +82,8 @@ class Refusals:
         if code == INTERNAL:
             log.error("request_crashed", **where, exc_info=error)
         else:
-            log.info("request_refused", **where, status=response.status, code=code, http_id=request_id_of(request))
+            what = {"status": response.status, "code": code, "took_ms": ms_since_heard(request)}
+            log.info("request_refused", **where, **what, http_id=request_id_of(request))
         return response
 
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from services.gateway.intake import BODIES_AT_ONCE, MAX_VALUES, OBJECT_VALUES
 from shared.protocol.messages import CancelRequest, SubmitRequest
-from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, Setting, events, gateway, until
+from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, WAIT_S, Setting, events, gateway, until
 
 KEYS = """
 [tenants.one]
@@ -269,6 +269,7 @@ async def test_a_prompt_too_long_is_counted_by_its_code_and_logged_in_one_line()
         "/v1/completions",
     )
     assert "exc_info" not in lines[0]
+    assert 0 < lines[0]["took_ms"] < WAIT_S * 1000
 
 
 async def test_a_client_that_takes_nothing_is_dropped_after_a_stated_time_and_its_computation_stops() -> None:

@@ -1,6 +1,7 @@
 """Finds the tokenizer that the living workers published, and follows when they change it."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -22,8 +23,9 @@ log = structlog.get_logger()
 class TokenizerFinder:
     """Keeps `Pool.tokenizer` at what the workers registered. One that is in use stays while any worker has it."""
 
-    def __init__(self, bus: Bus, model: str, pool: Pool) -> None:
+    def __init__(self, bus: Bus, model: str, pool: Pool, *, on_first: Callable[[], None] = lambda: None) -> None:
         self._bus = bus
+        self._on_first = on_first
         self._members = names.members("worker", model)
         self._pool = pool
         self._loaded = ""
@@ -53,6 +55,8 @@ class TokenizerFinder:
             self._broken.add(content_hash)
             log.error("tokenizer_unreadable", hash=content_hash, error=str(error))  # noqa: TRY400 - no bug of ours
             return
+        if not self._loaded:
+            self._on_first()  # before anybody is served
         self._pool.tokenizer = tokenizer
         self._loaded = content_hash
         log.info("tokenizer_loaded", hash=content_hash, vocabulary=tokenizer.vocabulary)

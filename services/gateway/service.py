@@ -23,6 +23,7 @@ from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, NotServing, QueuedTooLong
 from shared.runtime.clock import Clock, monotonic, until_next, wall_clock_s
 from shared.runtime.part import wait_for_bus
+from shared.runtime.process import settle
 from shared.runtime.settings import GatewaySettings
 
 WATCH_S, IDLE_WATCH_S = 0.25, 1.0
@@ -37,7 +38,7 @@ async def serve(settings: GatewaySettings, stopping: asyncio.Event) -> None:
     """Serve HTTP until stopping is set and running streams have had their time. Raises StartupError."""
     bus = RedisBus(settings.redis_url)
     try:
-        await serve_on(bus, settings, stopping)
+        await serve_on(bus, settings, stopping, on_loaded=settle)
     finally:
         await bus.close()
 
@@ -49,10 +50,11 @@ async def serve_on(
     *,
     clock: Clock = monotonic,
     on_listening: Callable[[int], None] = lambda _: None,
+    on_loaded: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve on this bus; ``on_listening`` is told the port."""
+    """Serve on this bus; ``on_listening`` is told the port, ``on_loaded`` is called before anybody is served."""
     entrance = _entrance(settings)
-    gateway = _Gateway(bus, settings, clock)
+    gateway = _Gateway(bus, settings, clock, on_loaded)
     await wait_for_bus(bus, stopping)
     metrics = gateway.desk.metrics
     bounds = Bounds(
@@ -92,7 +94,7 @@ def _listed(text: str) -> frozenset[str]:
 class _Gateway:
     """The parts of one gateway and the tasks that run them."""
 
-    def __init__(self, bus: Bus, settings: GatewaySettings, clock: Clock) -> None:
+    def __init__(self, bus: Bus, settings: GatewaySettings, clock: Clock, on_loaded: Callable[[], None]) -> None:
         model, metrics, self._pool = settings.model_name, Metrics(), Pool()
         self._drain_s = settings.drain_s
         self._max_queue_s = settings.max_queue_s
@@ -100,7 +102,7 @@ class _Gateway:
         self._writer = Writer(bus, model, max_queue=settings.max_queue, metrics=metrics)
         self._owed: Owed = self._writer.owed
         self._lives = Lives(bus, model, self._writer, Reader(bus, self._owed, self._pool, metrics, clock))
-        self._finder = TokenizerFinder(bus, model, self._pool)
+        self._finder = TokenizerFinder(bus, model, self._pool, on_first=on_loaded)
         intake = Intake(settings.max_body_bytes)
         counts = Counts(lambda: self._writer.unwritten, lambda: len(self._owed.queued))
         self._room = Room(settings.max_queue, self._writer.line_length, counts)

@@ -1,6 +1,7 @@
 """The life of a service's process: start, signals, one clear sentence when it cannot start, a clean end."""
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -31,6 +32,15 @@ def run(service: Service) -> int:
             sys.stderr.write(f"slipstream: {error}\n")
         status = EXIT_CANNOT_START
     return status
+
+
+def settle() -> None:
+    """Let the garbage collector never look again at what there is now: what a service has loaded stays as long as it.
+
+    A look at all of it takes a gateway 40 to 80 ms, in which nothing else happens, and comes when much is made at once.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -183,13 +183,24 @@ class Setting:
         self.bus = FlakyBus(server)
         self.clock = HandClock()
         self.stopping = asyncio.Event()
+        self.times_loaded = 0
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.client: Client
         self.ended: asyncio.Task[None]
 
     async def serve(self, **settings: Any) -> None:
         chosen = GatewaySettings(model=MODEL, host="127.0.0.1", port=0, **settings)
-        await serve_on(self.bus, chosen, self.stopping, clock=self.clock, on_listening=self.port.set_result)
+        await serve_on(
+            self.bus,
+            chosen,
+            self.stopping,
+            clock=self.clock,
+            on_listening=self.port.set_result,
+            on_loaded=self._note_loaded,
+        )
+
+    def _note_loaded(self) -> None:
+        self.times_loaded += 1
 
     async def bring_up(self) -> None:
         await self.pool.publish_tokenizer()

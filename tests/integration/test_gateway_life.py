@@ -84,6 +84,7 @@ async def test_another_model_behind_the_same_name_brings_its_tokenizer() -> None
             return bytes(submit.prompt_ids) == b"hi!"
 
         await until(is_swapped)
+        assert setting.times_loaded == 1, "what is called then stops everything for a moment"
 
 
 async def test_a_broken_tokenizer_is_passed_over_and_a_later_one_is_taken() -> None:

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings
 
 from services.flags import EXIT_USAGE, UsageError, parse
 from shared.errors import StartupError
-from shared.runtime import logging, process
+from shared.runtime import logging, process, threads
 from shared.runtime.settings import (
     Common,
     GatewaySettings,
@@ -44,7 +44,7 @@ def main() -> None:
     elif name == "--version":
         sys.stdout.write(f"slipstream {_version()}\n")
     elif name in COMMANDS:
-        sys.exit(_run(name, COMMANDS[name], arguments))
+        threads.end_process(_run(name, COMMANDS[name], arguments))
     else:
         _say(f"unknown command {name!r}: there are {', '.join(COMMANDS)}")
         sys.exit(EXIT_USAGE)

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +19,7 @@ from services.gateway.pool import Pool
 from services.gateway.room import Room
 from shared.errors import InvalidParameter, NotServing, RequestRejected, UnknownModel
 from shared.runtime.clock import Clock
+from shared.runtime.threads import Threads
 
 TOKENISED_AT_A_TIME = 2
 FIRST_NEWS_S = 10.0
@@ -43,9 +43,7 @@ class Desk:
     max_queue: int
     max_queued_tokens: int
     send_timeout_s: float
-    _tokenising: ThreadPoolExecutor = field(
-        default_factory=partial(ThreadPoolExecutor, TOKENISED_AT_A_TIME, "tokenise")
-    )
+    _tokenising: Threads = field(default_factory=partial(Threads, TOKENISED_AT_A_TIME, "tokenise"))
 
     async def take_in(self, body: ChatBody | CompletionBody, newcomer: Newcomer) -> Choices:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""

@@ -13,6 +13,7 @@ from shared.protocol import names
 from shared.protocol.codec import decode_as
 from shared.protocol.messages import Registration, TokenizerFiles
 from shared.runtime.clock import monotonic, until_next
+from shared.runtime.threads import Threads
 
 FIRST_POLL_S = 0.2
 POLL_S = 1.0
@@ -29,6 +30,7 @@ class TokenizerFinder:
         self._members = names.members("worker", model)
         self._pool = pool
         self._loaded = ""
+        self._loading = Threads(1, "tokenizer")
         self._broken: set[str] = set()
 
     async def run(self) -> None:
@@ -50,7 +52,7 @@ class TokenizerFinder:
             return
         try:
             # In a thread: a large vocabulary takes a second to load, and /health must answer meanwhile.
-            tokenizer = await asyncio.to_thread(_load, data)
+            tokenizer = await asyncio.get_running_loop().run_in_executor(self._loading, _load, data)
         except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for files that it cannot read
             self._broken.add(content_hash)
             log.error("tokenizer_unreadable", hash=content_hash, error=str(error))  # noqa: TRY400 - no bug of ours

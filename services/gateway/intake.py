@@ -10,13 +10,13 @@ everybody else has a turn.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
 from aiohttp import web
 
 from shared.errors import BodyTooLarge, Overloaded
+from shared.runtime.threads import Threads
 
 BODY_S = 60.0
 """What a client gets to bring a body."""
@@ -40,7 +40,7 @@ class Intake:
         self.max_body_bytes = max_body_bytes
         self.held_bytes = 0
         """What the bodies that are being read take now."""
-        self._large = ThreadPoolExecutor(1, "large-body")
+        self._large = Threads(1, "large-body")
         """One at a time, also when a client leaves: the thread is taken until it has really ended."""
 
     async def read(self, request: web.Request, parse: Callable[[bytearray], _T]) -> _T:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from services.gateway.formats import to_json
 from services.gateway.tokenizer import ModelTokenizer
 from services.gateway.tool_bodies import MAX_TOOLS, Tool
 from shared.errors import InvalidParameter
+from shared.runtime.threads import Threads
 
 MAX_CHARACTERS = 1_000_000
 """A text may be longer than the model's context, but an answer of its tokens has to be written in one piece."""
@@ -72,7 +72,7 @@ class TokenRoutes:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._door = Door(_AT_ONCE)
-        self._thread = ThreadPoolExecutor(1, "token-routes")
+        self._thread = Threads(1, "token-routes")
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the tokens of a text or of a chat."""

@@ -6,7 +6,7 @@ step are filled in one parallel call. Whatever is wrong with a grammar concerns 
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
 
@@ -20,6 +20,7 @@ from services.worker.guide import Guide
 from shared.protocol.grammars import GRAMMAR_LIMITS
 from shared.protocol.messages import TokenizerFiles
 from shared.runtime.clock import monotonic
+from shared.runtime.threads import Threads
 
 MAKING_S = 5.0
 """How long a step waits at most for all the grammars it needs; made by their bounds, one takes tenths of a second."""
@@ -68,7 +69,7 @@ class Grammars:
     def __init__(self, files: TokenizerFiles, vocabulary: int, *, threads: int = 1) -> None:
         self._files = files
         self._vocabulary = vocabulary
-        self._pool = ThreadPoolExecutor(1, "grammars")
+        self._pool = Threads(1, "grammars")
         self._filling = LLExecutor(num_threads=threads)
         self._tokenizer: LLTokenizer | None = None
         self._made: OrderedDict[str, Future[LLMatcher]] = OrderedDict()

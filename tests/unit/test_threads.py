@@ -1,0 +1,87 @@
+"""Threads that end with the process, and do otherwise what those of `concurrent.futures` do."""
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import wait
+
+import pytest
+
+from shared.runtime.threads import Threads
+
+WAIT_S = 10.0
+BUSY = """
+import threading
+from shared.runtime.threads import Threads, end_process
+begun = threading.Event()
+def work():
+    begun.set()
+    threading.Event().wait()
+Threads(1, "t").submit(work)
+assert begun.wait(10)
+print("said", flush=False)
+end_process(3)
+"""
+
+
+def test_no_more_run_at_once_than_there_may_be_and_each_tells_its_own_result() -> None:
+    threads, running, most, lock = Threads(2, "t"), [0], [0], threading.Lock()
+
+    def work(number: int) -> int:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        with lock:
+            running[0] -= 1
+        return number
+
+    futures = [threads.submit(work, number) for number in range(50)]
+    assert [future.result(WAIT_S) for future in futures] == list(range(50))
+    assert 1 <= most[0] <= 2
+
+
+def test_two_run_beside_each_other() -> None:
+    threads, meeting = Threads(2, "t"), threading.Barrier(2, timeout=WAIT_S)
+    assert len(wait([threads.submit(meeting.wait) for _ in range(2)], WAIT_S).done) == 2
+    assert not meeting.broken
+
+
+def test_an_error_is_told_and_ends_no_thread() -> None:
+    threads = Threads(1, "t")
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(lambda: 1 / 0).result(WAIT_S)
+    assert threads.submit(lambda: "next").result(WAIT_S) == "next"
+
+
+def test_what_is_cancelled_before_its_turn_is_not_begun() -> None:
+    threads, go_on = Threads(1, "t"), threading.Event()
+    done: list[str] = []
+    first = threads.submit(go_on.wait, WAIT_S)
+    second = threads.submit(done.append, "second")
+    assert second.cancel()
+    go_on.set()
+    assert first.result(WAIT_S)
+    threads.submit(done.append, "third").result(WAIT_S)
+    assert done == ["third"]
+
+
+def test_the_threads_go_when_nobody_has_them_any_more_and_keep_nothing_of_what_they_did() -> None:
+    class Thing:
+        pass
+
+    threads, thing = Threads(1, "t"), Thing()
+    (ident,) = {threads.submit(lambda _: threading.get_ident(), thing).result(WAIT_S)}
+    thread = next(one for one in threading.enumerate() if one.ident == ident)
+    kept = weakref.ref(thing)
+    del thing, threads
+    gc.collect()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert kept() is None
+
+
+def test_a_process_ends_at_once_with_its_status_and_all_it_said_whatever_its_threads_do() -> None:
+    ended = subprocess.run([sys.executable, "-c", BUSY], timeout=WAIT_S, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "said\n", "")

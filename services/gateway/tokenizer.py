@@ -3,17 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel, DecodeStream
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from services.gateway.chats import Chat
 from services.gateway.stops import StopMatcher
+from services.gateway.template_bound import EndlessTemplate, bounded, has_power
 from services.gateway.token_texts import TokenTexts
 from services.gateway.tool_calls import layout_of
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Sampling, TokenizerFiles
+
+_OF_TEMPLATES = (TemplateError, EndlessTemplate, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
+"""What a template that is at odds with a chat, or with itself, ends with."""
 
 _render: Callable[..., Any] = render_jinja_template  # its annotations deny both the pair it returns and its keywords
 
@@ -30,7 +34,9 @@ class ModelTokenizer:
         self.texts = TokenTexts(self._tokenizer)
         self.layout = layout_of(files.chat_template or "")
         """How the model writes calls of tools, if it can be read."""
-        self._has_tools = _has_tools(files.chat_template)
+        parsed = _parsed(files.chat_template)
+        self._has_tools = parsed is not None and "tools" in meta.find_undeclared_variables(parsed)
+        self._has_power = parsed is not None and has_power(parsed)
         added = self._tokenizer.get_added_tokens_decoder()
         marks = () if self.layout is None else (self.layout.opening, self.layout.closing)
         self.marker_ids = {token.content: token_id for token_id, token in added.items() if token.content in marks}
@@ -58,15 +64,21 @@ class ModelTokenizer:
         return tuple(self._tokenizer.encode_batch([text], add_special_tokens=not is_chat)[0].ids)
 
     def render(self, chat: Chat) -> str:
-        """Return the chat as the model's own template writes it. Raises InvalidParameter if the template refuses it."""
+        """Return the chat as the model's own template writes it.
+
+        Raises InvalidParameter if the template refuses it, or does not end.
+        """
         if self._template is None:
             raise InvalidParameter("this model has no chat template: use /v1/completions", param="messages")
         if chat.tools and not self._has_tools:
             raise InvalidParameter("tools: this model's chat template has no tools", param="tools")
+        if self._has_power:
+            raise InvalidParameter("the chat template raises to a power, which may never end", param="messages")
         told = {**chat.kwargs, **self._special_tokens, "add_generation_prompt": True}
         try:
-            rendered, _ = _render([list(chat.messages)], tools=chat.tools, chat_template=self._template, **told)
-        except (TemplateError, TypeError, ValueError) as error:
+            with bounded():
+                rendered, _ = _render([list(chat.messages)], tools=chat.tools, chat_template=self._template, **told)
+        except _OF_TEMPLATES as error:
             raise InvalidParameter(f"the chat template refuses these messages: {error}", param="messages") from error
         return str(rendered[0])
 
@@ -83,14 +95,15 @@ class ModelTokenizer:
         return Detokenizer(self._tokenizer, self._special_marks if keeps_marks else {}, with_special=with_special)
 
 
-def _has_tools(template: str | None) -> bool:
-    """Say whether a template tells the model of tools."""
+def _parsed(template: str | None) -> nodes.Template | None:
+    """Return a template as it reads, which runs nothing of it; None if it cannot be read: it will refuse every chat."""
     if template is None:
-        return False
+        return None
     try:
-        return "tools" in meta.find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
-    except TemplateSyntaxError:
-        return False  # it will refuse every chat, and say why
+        parsed: nodes.Template = _compile_jinja_template("").environment.parse(template)
+    except (TemplateSyntaxError, RecursionError):
+        return None
+    return parsed
 
 
 class Detokenizer:

@@ -16,6 +16,11 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def thread_cpu_s() -> float:
+    """Return the processor time that this thread has taken, in seconds."""
+    return time.thread_time()
+
+
 def until_next(period_s: float, now_s: float) -> float:
     """Return the seconds until the next multiple of a period on this machine's steady clock, at least a tenth of it.
 

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from services.worker.fake_tokenizer import VOCABULARY, fake_tokenizer_files
 from shared.protocol.messages import SubmitRequest
@@ -105,14 +107,14 @@ async def test_a_full_line_is_a_429_before_any_stream_with_a_time_to_try_again()
 
 
 async def test_a_crash_is_a_500_with_the_envelope_and_one_log_event() -> None:
-    loop = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"
+    no_word = Tokenizer(WordLevel({"a": 0}))  # no word for others: it raises a bare Exception
     async with gateway(is_up=False) as setting:
-        files = msgspec.structs.replace(fake_tokenizer_files(), chat_template=loop)
+        files = msgspec.structs.replace(fake_tokenizer_files(), tokenizer_json=no_word.to_str().encode())
         await setting.pool.publish_tokenizer(files)
         await setting.pool.held()
         await setting.client.until_ready()
         with capture_logs() as logs:
-            async with setting.client.chat() as response:
+            async with setting.client.complete() as response:
                 text = await response.text()
         assert response.status == 500
         assert json.loads(text)["error"]["message"] == "internal error"

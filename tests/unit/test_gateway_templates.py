@@ -1,5 +1,6 @@
 """A model folder is not trusted code: its chat template runs in a sandbox, and finds nothing there."""
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,3 +58,36 @@ def test_a_template_reads_no_files(tag: str, tmp_path: Path) -> None:
     end = " as x" if tag == "import" else ""
     with pytest.raises((InvalidParameter, TypeError)):
         rendered(f"{{% {tag} '{secret}'{end} %}}")
+
+
+ENDLESS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(9) %}{% endfor %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% set ns = namespace(l=range(99999)|list) %}{% endfor %}",
+    "{% macro m(n) %}{% for a in range(99999) %}{{ m(n + 1) }}{% endfor %}{% endmacro %}{{ m(0) }}",
+    "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+    "{{ 9 ** 9 ** 9 ** 9 }}",
+    "{% if messages[0].content ** 2 %}{% endif %}",
+]
+
+
+@pytest.mark.parametrize("template", ENDLESS)
+def test_a_template_that_never_ends_is_refused(template: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"chat template .*(does not end|power|recursion)") as refused:
+        rendered(template)
+    assert refused.value.param == "messages"
+    assert sys.gettrace() is None, "nothing else is looked at line by line"
+
+
+def test_a_long_chat_is_not_taken_for_an_endless_one() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content|trim }}{% endif %}{{ loop.index }}{% endfor %}"
+    )
+    files = msgspec.structs.replace(fake_tokenizer_files(), chat_template=template)
+    text = ModelTokenizer(files).render(Chat(MESSAGES * 20_000))
+    assert text.startswith("hi1hi2hi3")
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ range(10000000) }}", "{{ messages[0].role.index('q') }}"])
+def test_whatever_a_template_fails_with_is_its_word_on_this_chat(template: str) -> None:
+    with pytest.raises(InvalidParameter, match="the chat template refuses these messages"):
+        rendered(template)

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +23,8 @@ from shared.runtime.clock import Clock
 from shared.runtime.threads import Threads
 
 TOKENISED_AT_A_TIME = 2
+TOLD_AT_ONCE = 512
+"""Tokens with logprobs that are written as JSON at once: about 1 ms, less than it takes to wait for a thread."""
 FIRST_NEWS_S = 10.0
 """A stream's status line goes out with its first token or error, at the latest after so long."""
 
@@ -62,6 +65,12 @@ class Desk:
         tokens = sum(len(ongoing.answer.wanted.prompt_ids) for ongoing in choices.ongoings)
         self.owed.queued.check_room(newcomer.tenant, tokens, self.max_queued_tokens)
         return choices
+
+    async def written(self, told: int, write: Callable[[], bytes]) -> bytes:
+        """Return what ``write`` makes of so many tokens with their logprobs: of many in a thread, for it takes long."""
+        if told <= TOLD_AT_ONCE:
+            return write()
+        return await asyncio.get_running_loop().run_in_executor(self._tokenising, write)
 
     async def first_news(self, choices: Choices) -> list[Heard]:
         """Wait for the first token; nothing if it takes long. Raises the error that an answer ended with."""

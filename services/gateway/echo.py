@@ -12,7 +12,10 @@ from shared.errors import InvalidParameter
 from shared.protocol.messages import Logprobs
 
 MAX_TOLD = 65_536
-"""Tokens of prompts that one request is told the logprobs of, in all its choices: 15 MB of JSON, written in 0.12 s."""
+"""Tokens of prompts that one request is told the logprobs of, in all its choices: 15 MB of JSON, written in 0.12 s.
+
+In a thread: see `Desk.written`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ class Generation(Generic[_Body]):
                 left -= one.news.is_last
             heard = await choices.news() if left else []  # bounded: the watch ends every answer in the end
         told = [gathered[place].whole(index, head) for index, place in enumerate(choices.best())]
-        body = self._form.whole(head, told, choices.usage())
+        tokens = sum(len(one.told or ()) for one in told)
+        body = await self._desk.written(tokens, partial(self._form.whole, head, told, choices.usage()))
         return web.Response(body=body, content_type="application/json")
 
     async def _stream(
@@ -130,7 +131,7 @@ class Generation(Generic[_Body]):
                     await stream.done()
                     return
                 events += [] if one.place in begun else self._form.first(head, one.place)
-                events += self._events(head, choices, one)
+                events += await self._events(head, choices, one)
                 begun.add(one.place)
                 left -= one.news.is_last
             await stream.send(*events)
@@ -139,12 +140,13 @@ class Generation(Generic[_Body]):
             await stream.send(self._form.usage(head, choices.usage()))
         await stream.done()
 
-    def _events(self, head: Head, choices: Choices, one: Heard) -> list[bytes]:
+    async def _events(self, head: Head, choices: Choices, one: Heard) -> list[bytes]:
         events = []
         told = one.news.told if head.tells_logprobs else None
         if one.news.text or told or one.news.calls:
             piece = Piece(one.place, one.news.text, told, one.news.calls)
-            events.append(self._form.piece(head, piece, choices.usage()))
+            write = partial(self._form.piece, head, piece, choices.usage())
+            events.append(await self._desk.written(len(told or ()), write))
         if one.news.finish is not None:
             events.append(self._form.last(head, one.place, one.news.finish))
         return events

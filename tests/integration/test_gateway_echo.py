@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
+from services.gateway.desk import TOLD_AT_ONCE
 from services.worker.fake_tokenizer import EOS_ID
 from shared.ids import WorkerId
 from shared.protocol.messages import Finish, Logprobs, Ranked, SubmitRequest, TokenBatch, TokenRow
@@ -279,3 +281,22 @@ async def test_a_failure_is_told_though_the_prompt_never_was() -> None:
         await tokens(setting, first, b"", finish="error")
         async with await opening as response:
             assert response.status == 500 or "error" in [event async for event in each_event(response)][-2]
+
+
+@BOTH
+async def test_what_is_told_of_a_long_prompt_is_whole_though_it_is_written_aside(stream: bool) -> None:
+    prompt = [97 + place % 26 for place in range(TOLD_AT_ONCE + 100)]
+
+    async def play(setting: Setting) -> None:
+        submit = await setting.pool.next(SubmitRequest)
+        await of_prompt(setting, submit, 1, len(prompt))
+        await tokens(setting, submit, b"xy")
+
+    async with gateway() as setting:
+        setting.pool.report = msgspec.structs.replace(setting.pool.report, length_served=10 * len(prompt))
+        await setting.pool.held()
+        chunks = await complete(setting, play, prompt=prompt, max_tokens=2, echo=True, logprobs=1, stream=stream)
+    found = lists_of(choices_of(chunks))
+    assert "".join(found["tokens"]) == text_of(chunks) == bytes(prompt).decode() + "xy"
+    assert found["token_logprobs"] == [None, *(-float(place) for place in range(1, len(prompt) + 2))]
+    assert found["text_offset"] == list(range(len(prompt) + 2))

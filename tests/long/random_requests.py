@@ -22,6 +22,8 @@ from tests.end_to_end.with_tools import NAME, model_with_tools
 from tests.integration.processes import Up, slipstream_up
 
 _AT_A_TIME = 50
+_ROOM = ("--max-queue", "1024")
+"""Nobody may be refused: 17 requests at once can be 255 answers, and as many cancellations when the company leaves."""
 
 
 async def compare(up: Up, requests: Sequence[Drawn]) -> list[Difference]:
@@ -31,10 +33,10 @@ async def compare(up: Up, requests: Sequence[Drawn]) -> list[Difference]:
         for begin in range(0, len(requests), _AT_A_TIME):
             part = requests[begin : begin + _AT_A_TIME]
             differing = await differences(session, NAME, part)
+            await eventually(nothing_is_left, up)
             print("\n".join([*map(str, differing), f"{begin + len(part)} requests, {len(differing)} differences"]))
             sys.stdout.flush()
             found += differing
-    await eventually(nothing_is_left, up)
     return found
 
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = model_with_tools(model_folder(DEFAULT_MODEL, Progress()), Path(folder))
         named = ("--model", str(model), "--served-model-name", NAME)
-        flags = (*named, "--dtype", "float32", "--compile", "now", *wanted.up.split())
+        flags = (*named, "--dtype", "float32", "--compile", "now", *_ROOM, *wanted.up.split())
         with slipstream_up(Path(folder), *flags) as up:
             up.until_ready(within_s=300)
             found = asyncio.run(compare(up, requests))

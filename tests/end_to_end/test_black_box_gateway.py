@@ -20,7 +20,7 @@ from tests.integration.processes import Up, is_gone, slipstream_up
 
 pytestmark = pytest.mark.timeout(120)
 
-SLOTS, QUEUE = 4, 16
+SLOTS, QUEUE, LEAVERS = 4, 24, 20
 CONTEXT = 8192
 KEY = "sk-a-long-key-of-nobody"
 
@@ -38,6 +38,19 @@ async def test_bb_1_a_prompt_beyond_the_context_is_a_400_at_once_and_the_next_re
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert took_s < 1
         await serves(session)
+
+
+async def test_bb_1_a_prompt_beyond_the_kv_pool_though_within_the_context_is_a_400_at_once_too(
+    short_folder: Path,
+) -> None:
+    with slipstream_up(short_folder, *FAKE, "--kv-tokens", "1024") as small:
+        small.until_ready()
+        async with session_of(small) as session:
+            status, answer, took_s = await post(session, prompt=[1] * (CONTEXT // 2), max_tokens=1)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert took_s < 1
+            await serves(session)
+        await eventually(nothing_is_left, small)
 
 
 async def test_bb_9_a_client_that_hangs_up_on_a_whole_answer_is_an_abort_and_its_computation_stops(up: Up) -> None:
@@ -60,8 +73,8 @@ async def test_bb_10_who_leaves_the_queue_is_never_computed(up: Up) -> None:
     before = await eventually(nothing_is_left, up)
     async with session_of(up) as session:
         running = [await stream(session, prompt="r", max_tokens=1000).__aenter__() for _ in range(SLOTS)]
-        queued = [asyncio.ensure_future(post(session, prompt="q", max_tokens=50)) for _ in range(QUEUE - 4)]
-        await eventually(lambda found: found["slipstream_requests_waiting"] == len(queued), up)
+        queued = [asyncio.ensure_future(post(session, prompt="q", max_tokens=50)) for _ in range(LEAVERS)]
+        await eventually(lambda found: found["slipstream_requests_waiting"] == LEAVERS, up)
         for one in queued:
             one.cancel()
         await eventually(lambda found: found["slipstream_requests_waiting"] == 0, up)
@@ -210,7 +223,8 @@ async def test_bb_32_health_and_ready_answer_within_half_a_second_under_load_and
             over = asyncio.Event()
             asking = [tasks.create_task(slowest_answer_s(session, path, over)) for path in ("/health", "/ready")]
             load = [
-                tasks.create_task(post(session, prompt="x", max_tokens=400, ignore_eos=True)) for _ in range(5 * 48)
+                tasks.create_task(post(session, prompt=prompt, max_tokens=400, ignore_eos=True))
+                for prompt in [[1] * (CONTEXT - 400)] * 8 + ["x"] * (5 * 48 - 8)
             ]
             for name, data in BODIES.items():
                 path = CHAT if b"messages" in data[:30] else COMPLETIONS

@@ -7,6 +7,9 @@ It starts ``slipstream up --executor fake``, whose worker takes next to no time 
 once by a client that only counts. What each part takes is read from the system: user and system time of its process,
 all threads. The client's own is counted apart, as the reader; it runs on the same cores. A short wave goes before, and
 the whole of each wave counts, prompts and ends included. Ends within ``--minutes``.
+
+``--profile PY_SPY``, the executable of an environment of its own, adds a wave that counts for nothing else, samples
+gateway and scheduler meanwhile, and tells where their time goes.
 """
 
 import argparse
@@ -22,12 +25,14 @@ from pathlib import Path
 from tests.benchmarks.company import Company
 from tests.benchmarks.machine import describe
 from tests.benchmarks.peer_systems import model_of
+from tests.benchmarks.profiles import recording, table
 from tests.benchmarks.sessions import LeftOut, TimeLeft
 from tests.benchmarks.streams import Asked, Server, Wave, wave
 from tests.integration.processes import Up, slipstream_up
 
 PARTS = {"gateway": "gateway", "scheduler": "scheduler", "worker": "worker", "valkey": "valkey-server"}
 """The parts, and the words by which their processes are found."""
+PROFILED = ("gateway", "scheduler")
 READER = "reader"
 IDS = range(32, 127)
 WARM_TOKENS = 16
@@ -94,6 +99,16 @@ def waves(up: Up, given: argparse.Namespace, left: TimeLeft) -> list[Taken]:
     return found
 
 
+def profile(up: Up, given: argparse.Namespace, left: TimeLeft, folder: Path) -> None:
+    """Sample one more wave, and print where the time of each part goes."""
+    host, port = up.address
+    server, asked = Server(host, port, model_of(host, port)), Asked(given.prompt_tokens, given.output_tokens, IDS)
+    with recording(given.profile, {name: up.part(PARTS[name]) for name in PROFILED}, folder) as seen:
+        asyncio.run(wave(server, asked, given.streams, within_s=left.at_most(WAVE_S)))
+    for name, samples in seen.items():
+        print(f"\n{table(name, samples)}")
+
+
 def show(found: list[Taken]) -> None:
     """Print medians."""
     rate = statistics.median(one.tokens_per_s for one in found)
@@ -125,6 +140,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=3.0, help="for all of it")
     parser.add_argument("--up", default="", help='more flags of the server, in one string: --up="--plan-depth 3"')
+    parser.add_argument("--profile", type=Path, metavar="PY_SPY", help="sample gateway and scheduler with this py-spy")
     parser.add_argument("--out", type=Path, help="where all rounds are written as JSON")
     return parser
 
@@ -158,6 +174,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, slipstream_up(Path(folder), *asked) as up:
         found = waves(up, given, left)
         print(f"cores that others kept busy meanwhile: {company.cores():.2f}")
+        if given.profile:
+            profile(up, given, left, Path(folder))
     if not found:
         raise SystemExit("not one round was measured")
     show(found)

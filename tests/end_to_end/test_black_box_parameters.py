@@ -20,6 +20,7 @@ NAME = "SmolLM2-135M-Instruct"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours."}]}
 ALPHABET: dict[str, Any] = {"prompt": "Here is the English alphabet: ABC", "temperature": 0, "max_tokens": 24}
+LONGER: dict[str, Any] = {**ALPHABET, "max_tokens": 60}
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +75,26 @@ async def text(session: aiohttp.ClientSession, **fields: Any) -> str:
 # -- BB-15: stop strings ----------------------------------------------------------------------------------------------
 
 
+def across_tokens(tokens: list[str], first: int) -> str:
+    """Return what begins within a token, holds the two behind it, and ends within the next of several characters."""
+    begin = next(place for place in range(first, len(tokens)) if len(tokens[place]) > 1)
+    end = next(place for place in range(begin + 3, len(tokens)) if len(tokens[place]) > 1)
+    return tokens[begin][1:] + "".join(tokens[begin + 1 : end]) + tokens[end][:-1]
+
+
 async def test_bb_15_a_stop_string_across_tokens_ends_the_text_before_it(session: aiohttp.ClientSession) -> None:
-    free = await text(session, **ALPHABET)
+    (choice,) = (await whole(session, COMPLETIONS, **LONGER, logprobs=0))["choices"]
+    free = choice["text"]
 
     async def check(stop: str, stops: str | list[str]) -> None:
         answer, choices = await asyncio.gather(
-            whole(session, COMPLETIONS, **ALPHABET, stop=stops), streamed(session, COMPLETIONS, **ALPHABET, stop=stops)
+            whole(session, COMPLETIONS, **LONGER, stop=stops), streamed(session, COMPLETIONS, **LONGER, stop=stops)
         )
         assert answer["choices"][0]["text"] == text_of(choices) == free[: free.index(stop)]
         assert answer["choices"][0]["finish_reason"] == choices[-1]["finish_reason"] == "stop"
 
     found = [free[begin : begin + length] for begin, length in ((0, 3), (5, 7), (11, 12), (20, 5))]
+    found += [across_tokens(choice["logprobs"]["tokens"], first) for first in (0, 20)]
     lists = [["no such text", "nor\nthis", stop, "nor this"] for stop in found]
     await asyncio.gather(*map(check, found, found), *map(check, found, lists))
 
@@ -231,8 +241,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"logit_bias": {"AI": -100}}, "logit_bias"),
     (COMPLETIONS, {"logit_bias": {"191222999": -100}}, "logit_bias"),
     (COMPLETIONS, {"logit_bias": {"5": 1000}}, "logit_bias"),
-    (COMPLETIONS, {"temperature": -1}, "temperature"),
-    (COMPLETIONS, {"temperature": 999999}, "temperature"),
+    *((path, {"temperature": hot}, "temperature") for path in (COMPLETIONS, CHAT) for hot in (-1, 999999)),
     *((CHAT, {"top_p": top_p}, "top_p") for top_p in (-1, 0, 1.5)),
     (CHAT, {"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
@@ -241,8 +250,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"echo": True}, "echo"),
-    (CHAT, {"max_tokens": -1}, "max_tokens"),
-    (COMPLETIONS, {"stop": ""}, "stop"),
+    *((path, {"max_tokens": -1}, "max_tokens") for path in (COMPLETIONS, CHAT)),
+    *((path, {"stop": ""}, "stop") for path in (COMPLETIONS, CHAT)),
     (CHAT, {"presence_penalty": 3}, "presence_penalty"),
     (COMPLETIONS, {"min_tokens": 30, "max_tokens": 20}, "min_tokens"),
     (COMPLETIONS, {"stop_token_ids": [10**6]}, "stop_token_ids"),
@@ -280,8 +289,18 @@ async def test_bb_27_null_is_the_default_and_a_tiny_temperature_is_nearly_greedy
         text(session, **{**ALPHABET, "temperature": 0.0001}),
     )
     assert greedy == with_nulls == cold
-    answer = await whole(session, COMPLETIONS, prompt="hi", temperature=None, max_tokens=None)
-    assert answer["usage"]["completion_tokens"] <= 16
+    nulls = dict.fromkeys(("temperature", "top_p", "stop", "seed", "max_tokens"))
+    answer, chat, left_out = await asyncio.gather(
+        whole(session, COMPLETIONS, prompt="hi", ignore_eos=True, **nulls),
+        whole(session, CHAT, **HI, **{**nulls, "temperature": 0}),
+        whole(session, CHAT, **HI, temperature=0),
+    )
+    assert answer["usage"]["completion_tokens"] == 16, "that many are the default of completions"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    said = chat["choices"][0]
+    assert "red" in said["message"]["content"].lower()
+    assert said["finish_reason"] == "stop"
+    assert said["message"] == left_out["choices"][0]["message"]
 
 
 # -- what each parameter does -----------------------------------------------------------------------------------------

@@ -29,7 +29,11 @@ POSITIONS = 2048
 # What fits the schema may be refused for what no schema says: it is too long for the model, or names two prompts.
 NOT_CHECKED = "positive_data_acceptance"
 # 413 is a refusal like any other: a made-up text may be larger than what is read.
+# 504 is what a made-up timeout asks for: one of 5e-324 s comes to pass before any answer is whole.
 CONFIGURATION = """
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 504]
+
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 404, 405, 408, 413, 417, 429, 431, "5xx"]
 """

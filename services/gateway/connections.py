@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import StreamReader
 
 from services.gateway.errors import answer_to_http, answer_to_malformed, code_of_malformed
 from services.gateway.heard import HEARD_S
@@ -41,6 +42,7 @@ class Connection(web.RequestHandler):
 
     They count from its opening, later from the first byte of the next request; between requests it may be idle.
     A request is read when its turn has come: until then its bytes wait as they came, and no more of them are taken.
+    The rest of a body needs no turn, unless something before it waits for one: bytes never overtake each other.
     """
 
     def __init__(self, server: "Connections", *, bounds: Bounds, turns: Turns, **how: Any) -> None:
@@ -49,9 +51,11 @@ class Connection(web.RequestHandler):
         self._turns = turns
         self._unheard = b""
         self.heard_s = 0.0
-        """When bytes were last given to the parser before a handler had its request."""
+        """When bytes were last given to the parser."""
         self._deadline: asyncio.TimerHandle | None = None
         self._is_answering = False
+        self._body: StreamReader | None = None
+        """Of the request that a handler had last. It may still be coming when the answer has been given."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
@@ -60,13 +64,15 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Begin to wait for the rest of a request if this is its first byte, and read what came in its turn."""
-        if self._is_answering or not data:  # aiohttp's own call, to go on with what it has
+        if not data:  # aiohttp's own call, to go on with what its parser has: that came before what waits here
             super().data_received(data)
             return
-        self._await_headers()
+        if not self._is_answering and (self._body is None or self._body.is_eof()):
+            self._await_headers()
         if self._unheard:
             self._unheard += data
-        elif self._turns.take():
+            self._transport.pause_reading()  # aiohttp resumes when its buffer is empty, and knows nothing of ours
+        elif self._is_answering or self._turns.take():
             self._read(data)
         else:
             self._unheard = data
@@ -80,9 +86,10 @@ class Connection(web.RequestHandler):
             self._bounds.on_dropped()
         super().connection_lost(exc)
 
-    def headers_came(self) -> None:
+    def headers_came(self, body: StreamReader) -> None:
         """Note that a request is being answered: however long that takes, and however slowly its body comes."""
         self._is_answering = True
+        self._body = body
         self._stop_waiting()
 
     async def finish_response(
@@ -123,9 +130,11 @@ class Connection(web.RequestHandler):
     def _hear(self) -> None:
         """Read what has waited, unless the connection has been closed meanwhile."""
         unheard, self._unheard = self._unheard, b""
-        if self.transport is not None:
+        if self.transport is None:
+            return
+        if not (self._reading_paused or self._buffer_paused):  # a handler that takes no more of a body now stays so
             self.transport.resume_reading()
-            self._read(unheard)
+        self._read(unheard)
 
     def _read(self, data: bytes) -> None:
         self.heard_s = monotonic()
@@ -191,7 +200,7 @@ def _noting_headers(handler: _Handler) -> _Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if isinstance(request.protocol, Connection):
             request[HEARD_S] = request.protocol.heard_s
-            request.protocol.headers_came()
+            request.protocol.headers_came(request.content)
         return await handler(request)
 
     return handle

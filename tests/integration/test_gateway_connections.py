@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from aiohttp import web
@@ -57,7 +58,7 @@ async def connected(port: int) -> AsyncIterator[Line]:
 @asynccontextmanager
 async def brief(go_on: asyncio.Event | None = None) -> AsyncIterator[int]:
     """Listen with the runner of production and a short time for headers; /slow answers when it may."""
-    app = web.Application()
+    app = web.Application(client_max_size=2**20)
 
     async def fast(request: web.Request) -> web.Response:
         return web.Response(body=await request.read() or b"fast")
@@ -67,11 +68,20 @@ async def brief(go_on: asyncio.Event | None = None) -> AsyncIterator[int]:
         await go_on.wait()
         return web.Response(body=b"slow")
 
+    async def early(_: web.Request) -> web.Response:
+        return web.Response(body=b"early")
+
     async def broken(_: web.Request) -> web.Response:
         raise ValueError("a detail that is nobody's business")
 
     app.add_routes(
-        [web.get("/fast", fast), web.post("/fast", fast), web.get("/slow", slow), web.get("/broken", broken)]
+        [
+            web.get("/fast", fast),
+            web.post("/fast", fast),
+            web.get("/slow", slow),
+            web.post("/early", early),
+            web.get("/broken", broken),
+        ]
     )
     runner = make_runner(app, Bounds(headers_s=BRIEF_S))
     await runner.setup()
@@ -205,3 +215,28 @@ async def test_requests_in_one_packet_are_all_answered() -> None:
         line.writer.write(HEAD * 3)
         answers: list[Any] = [await line.answer() for _ in range(3)]
     assert [body for _, _, body in answers] == [b"fast"] * 3
+
+
+async def test_a_body_of_many_pieces_is_read_in_their_order_though_its_handler_takes_some_while_others_wait() -> None:
+    """Many at once, so that pieces wait for their turn; as much as the buffers before the handler hold many times."""
+    bodies = [b"".join(b"%03d:%08d," % (line, place) for place in range(75_000)) for line in range(40)]
+
+    async def echoed(port: int, body: bytes) -> bool:
+        async with connected(port) as line:
+            line.writer.write(b"POST /fast HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            return await line.answer() == (200, ANY, body)
+
+    async with brief() as port:
+        assert all(await asyncio.gather(*(echoed(port, body) for body in bodies)))
+
+
+async def test_the_rest_of_a_body_whose_answer_has_been_given_is_no_beginning_of_a_request() -> None:
+    async with brief() as port, connected(port) as line:
+        line.writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+        assert (await line.answer())[2] == b"early"
+        line.writer.write(b"late")
+        await line.writer.drain()
+        await one_is_given_up(port)
+        await one_is_given_up(port)
+        line.writer.write(HEAD)
+        assert (await line.answer())[2] == b"fast"

@@ -1,4 +1,4 @@
-"""How many requests a route takes in at a time: bodies in memory have a bound as well."""
+"""How many requests a route takes in at a time. Who still brings his body is not among them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -44,9 +44,7 @@ class Generation(Generic[_Body]):
         With a full line it is refused before its body is looked at: a 429, also for one that would be a 400 otherwise.
         """
         try:
-            async with self._desk.room.passing():
-                body, choices = await self._take_in(request)
-                self._desk.owed.add(*choices.ongoings)
+            body, choices = await self._take_in(request)
         except Exception:
             self._desk.metrics.finished("rejected")
             raise
@@ -56,11 +54,16 @@ class Generation(Generic[_Body]):
             self._desk.close(choices, request_id_of(request))
 
     async def _take_in(self, request: web.Request) -> tuple[_Body, Choices]:
-        started_s = self._desk.clock()
-        body = await self._desk.intake.read(request, partial(read_body, self._body))
-        own_id = RequestId(f"{self._prefix}-{secrets.token_hex(12)}")
-        newcomer = Newcomer(own_id, tenant_at(request), started_s)
-        return body, await self._desk.take_in(body, newcomer)
+        """Read, check and submit a request. It has a place from the moment at which its body is there."""
+        desk, started_s = self._desk, self._desk.clock()
+        if not request.content.is_eof():  # who would be refused is told before he has sent it all
+            await desk.room.check()
+        async with desk.intake.received(request) as data, desk.room.passing():
+            body = await desk.intake.decoded(data, partial(read_body, self._body))
+            own_id = RequestId(f"{self._prefix}-{secrets.token_hex(12)}")
+            choices = await desk.take_in(body, Newcomer(own_id, tenant_at(request), started_s))
+            desk.owed.add(*choices.ongoings)
+        return body, choices
 
     async def _answer(self, request: web.Request, body: _Body, choices: Choices) -> web.StreamResponse:
         options = body.stream_options or StreamOptions()

@@ -6,11 +6,14 @@ An object costs as much as many numbers, and memory that is touched for the firs
 of it took 0.3 s on a machine whose host takes back what a guest leaves idle. So a body is not copied, how many values
 a large one can have is looked at before, and large ones are decoded one at a time, in a thread: between two of them
 everybody else has a turn.
+
+Whoever brings a body slowly takes nothing that others need: no place in line, and of the memory for large bodies only
+what it has brought of one.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from aiohttp import web
@@ -21,7 +24,8 @@ from shared.runtime.threads import Threads
 BODY_S = 60.0
 """What a client gets to bring a body."""
 LARGE_BYTES = 64 * 1024
-"""A body up to this is decoded at once: it takes less time than a thread does."""
+"""A body up to this is decoded at once, in less time than a thread takes, and there is always memory for it: aiohttp
+lets every connection keep twice as much."""
 MAX_VALUES = 1_000_000
 """What a body may hold of commas, lists and objects: about 0.1 s of decoding, and more than any model's context."""
 OBJECT_VALUES = 8
@@ -39,12 +43,14 @@ class Intake:
     def __init__(self, max_body_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes
         self.held_bytes = 0
-        """What the bodies that are being read take now."""
+        """What the bodies that are here now take, beyond what each may take in any case."""
+        self._most_held_bytes = BODIES_AT_ONCE * max(0, max_body_bytes - LARGE_BYTES)
         self._large = Threads(1, "large-body")
         """One at a time, also when a client leaves: the thread is taken until it has really ended."""
 
-    async def read(self, request: web.Request, parse: Callable[[bytearray], _T]) -> _T:
-        """Return what ``parse`` makes of the body. Raises BodyTooLarge, Overloaded, HTTPRequestTimeout, as parse does.
+    @asynccontextmanager
+    async def received(self, request: web.Request) -> AsyncIterator[bytearray]:
+        """Receive a body, and count it until this is left. Raises BodyTooLarge, Overloaded, HTTPRequestTimeout.
 
         A length that is announced is refused before anything is read.
         """
@@ -56,31 +62,35 @@ class Intake:
                     data = await self._receive(request, count)
             except TimeoutError:
                 raise web.HTTPRequestTimeout(reason="the body did not arrive in time") from None
-            if len(data) <= LARGE_BYTES:
-                return parse(data)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._large, _parse_large, data, parse)
+            yield data
+
+    async def decoded(self, data: bytearray, parse: Callable[[bytearray], _T]) -> _T:
+        """Return what ``parse`` makes of a body. Raises BodyTooLarge if it has too many values, and what parse does."""
+        if len(data) <= LARGE_BYTES:
+            return parse(data)
+        return await asyncio.get_running_loop().run_in_executor(self._large, _parse_large, data, parse)
 
     async def _receive(self, request: web.Request, count: Callable[[int], None]) -> bytearray:
         data = bytearray()
         async for piece in request.content.iter_any():
             if len(data) + len(piece) > self.max_body_bytes:
                 raise self._too_large()
-            count(len(piece))
+            count(len(data) + len(piece))
             data += piece
         return data
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[int], None]]:
-        """Count a body's bytes while it is held. What is handed out raises Overloaded when there is no memory left."""
+        """Count a body while it is here. What is handed out is told its length; it raises Overloaded."""
         counted = 0
 
-        def count(size: int) -> None:
+        def count(length: int) -> None:
             nonlocal counted
-            if self.held_bytes + size > BODIES_AT_ONCE * self.max_body_bytes:
+            more = max(0, length - LARGE_BYTES) - counted
+            if self.held_bytes + more > self._most_held_bytes:
                 raise Overloaded("too many large requests at once: try again")
-            counted += size
-            self.held_bytes += size
+            counted += more
+            self.held_bytes += more
 
         try:
             yield count

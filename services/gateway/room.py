@@ -38,11 +38,20 @@ class Room:
         self._counts = counts
         self._passing = 0
         self._asking: list[asyncio.Future[bool]] = []
+        """At most one of each connection: it brings its next request when this one has been answered."""
         self._is_asked = asyncio.Event()
+
+    async def check(self) -> None:
+        """Raise Overloaded if one who came now would be refused, or BusUnavailable. No place is kept for it."""
+        async with self.passing():
+            pass
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Count a newcomer while its body is read and tokenised. Raises Overloaded before that, or BusUnavailable."""
+        """Count a newcomer while it is decoded and tokenised. Raises Overloaded before that, or BusUnavailable.
+
+        Nobody should pass who waits for a client: a few that never send what they have announced would fill the line.
+        """
         await self._find()
         try:
             yield
@@ -59,7 +68,7 @@ class Room:
                 length = await self._length()
             except BusUnavailable as error:
                 for one in _still(asking):
-                    one.set_exception(error)
+                    one.set_exception(BusUnavailable(*error.args))
                 continue
             for one in _still(asking):
                 has_room = length + self._on_the_way < self._bound

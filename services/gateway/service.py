@@ -110,7 +110,7 @@ class _Gateway:
         metrics.show(
             "queued_requests", "Requests that wait here for their first token.", lambda: len(self._owed.queued)
         )
-        metrics.show("body_bytes", "Bytes of bodies that are being read.", lambda: intake.held_bytes)
+        metrics.show("body_bytes", "Bytes of bodies that are here, beyond 64 KB of each.", lambda: intake.held_bytes)
         self.desk = Desk(
             model,
             wall_clock_s(),

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from aiohttp import web
 from msgspec import Meta, Struct
@@ -62,8 +62,10 @@ class DetokenizeAnswer(Struct, frozen=True):
     prompt: str
 
 
+_Body = TypeVar("_Body", TokenizeBody, DetokenizeBody)
+
 _AT_ONCE = 16
-"""Texts that are read or wait for their turn; a seventeenth is told to come again."""
+"""Texts that are here and wait for their turn; a seventeenth is told to come again."""
 
 
 class TokenRoutes:
@@ -76,27 +78,28 @@ class TokenRoutes:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the tokens of a text or of a chat."""
-        desk = self._desk
-        with self._door.passing():
-            body = await desk.intake.read(request, partial(read_body, TokenizeBody))
-            tokenizer = self._tokenizer_for(body.model)
-            return await self._in_turn(lambda: _tokenized(body, tokenizer, desk.pool.length_served))
+        return await self._answer(request, TokenizeBody, self._tokenized)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Answer with the text of tokens."""
-        desk = self._desk
-        with self._door.passing():
-            body = await desk.intake.read(request, partial(read_body, DetokenizeBody))
-            tokenizer = self._tokenizer_for(body.model)
-            return await self._in_turn(lambda: _detokenized(body, tokenizer))
+        return await self._answer(request, DetokenizeBody, _detokenized)
+
+    async def _answer(
+        self, request: web.Request, kind: type[_Body], work: Callable[[_Body, ModelTokenizer], bytes]
+    ) -> web.Response:
+        async with self._desk.intake.received(request) as data:
+            with self._door.passing():
+                body = await self._desk.intake.decoded(data, partial(read_body, kind))
+                do = partial(work, body, self._tokenizer_for(body.model))
+                return json_response(await asyncio.get_running_loop().run_in_executor(self._thread, do))
+
+    def _tokenized(self, body: TokenizeBody, tokenizer: ModelTokenizer) -> bytes:
+        return _tokenized(body, tokenizer, self._desk.pool.length_served)
 
     def _tokenizer_for(self, model: str | None) -> ModelTokenizer:
         if model is not None and model != self._desk.model:
             raise unknown_model(model)
         return self._desk.pool.serving(self._desk.clock())
-
-    async def _in_turn(self, work: Callable[[], bytes]) -> web.Response:
-        return json_response(await asyncio.get_running_loop().run_in_executor(self._thread, work))
 
 
 def _tokenized(body: TokenizeBody, tokenizer: ModelTokenizer, max_model_len: int) -> bytes:

@@ -19,6 +19,7 @@ class Turns:
         self._at_once = at_once
         self._taken = 0
         self._waiting: deque[Callable[[], None]] = deque()
+        """At most one of each connection."""
 
     def take(self) -> bool:
         """Take a turn now; False if this iteration has none left, or others wait for theirs."""

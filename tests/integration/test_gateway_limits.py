@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from services.gateway.intake import BODIES_AT_ONCE, MAX_VALUES, OBJECT_VALUES
+from services.gateway.intake import BODIES_AT_ONCE, LARGE_BYTES, MAX_VALUES, OBJECT_VALUES
+from shared.protocol import names
 from shared.protocol.messages import CancelRequest, SubmitRequest
 from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, WAIT_S, Setting, events, gateway, until
 
@@ -194,27 +195,67 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(value: 
             assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_bodies_that_never_end_hold_no_more_memory_than_there_is_for_them() -> None:
-    size = 100_000
-    async with gateway(max_body_bytes=size) as setting:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
-        lines = [await asyncio.open_connection("127.0.0.1", setting.port.result()) for _ in range(BODIES_AT_ONCE)]
-        for _, writer in lines:
-            writer.write(head + b" " * (size - 1))
-
-        async def all_are_held() -> bool:
-            return await setting.client.metric("slipstream_body_bytes") == BODIES_AT_ONCE * (size - 1)
-
-        await until(all_are_held)
-        async with setting.client.complete(prompt="x" * 100) as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (429, "queue_full")
+@asynccontextmanager
+async def bringing(setting: Setting, count: int, size: int, path: str = "/v1/completions") -> AsyncIterator[None]:
+    """Bring so many bodies of a size, all but the last byte."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    lines = [await asyncio.open_connection("127.0.0.1", setting.port.result()) for _ in range(count)]
+    for _, writer in lines:
+        writer.write(head + b" " * (size - 1))
+    try:
+        yield
+    finally:
         for _, writer in lines:
             writer.close()
 
-        async def all_are_let_go() -> bool:
-            return await setting.client.metric("slipstream_body_bytes") == 0
 
-        await until(all_are_let_go)
+async def body_bytes_are(setting: Setting, expected: int) -> None:
+    async def is_so() -> bool:
+        return await setting.client.metric("slipstream_body_bytes") == expected
+
+    await until(is_so)
+
+
+async def test_bodies_that_never_end_hold_no_more_memory_than_there_is_for_them_and_leave_room_for_small_ones() -> None:
+    size = 2 * LARGE_BYTES
+    async with gateway(max_body_bytes=size) as setting, asyncio.TaskGroup() as tasks:
+        async with bringing(setting, BODIES_AT_ONCE, size):
+            await body_bytes_are(setting, BODIES_AT_ONCE * (size - 1 - LARGE_BYTES))
+            async with setting.client.complete(prompt="x" * (size - 100)) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (429, "queue_full")
+            small = tasks.create_task(setting.client.complete().__aenter__())
+            await setting.pool.tokens(await setting.pool.next(SubmitRequest), b"a", finish="length")
+            assert (await small).status == 200
+        await body_bytes_are(setting, 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_bodies_that_never_end_take_no_places_from_those_that_are_here(path: str) -> None:
+    size = LARGE_BYTES + 2
+    async with gateway(max_queue=2) as setting, asyncio.TaskGroup() as tasks, bringing(setting, 40, size, path):
+        await body_bytes_are(setting, 40)  # each has begun to be read
+        opening = tasks.create_task(setting.client.complete().__aenter__())
+        await setting.pool.tokens(await setting.pool.next(SubmitRequest), b"a", finish="length")
+        assert (await opening).status == 200
+        async with setting.client.session.post("/tokenize", json={"prompt": "hi"}) as response:
+            assert response.status == 200
+
+
+async def test_a_full_line_refuses_a_body_that_has_not_come_yet() -> None:
+    async with gateway(max_queue=1) as setting, asyncio.TaskGroup() as tasks:
+        opening = tasks.create_task(setting.client.complete().__aenter__())
+
+        async def is_full() -> bool:
+            return await setting.bus.length(names.requests(MODEL)) == 1
+
+        await until(is_full)
+        reader, writer = await asyncio.open_connection("127.0.0.1", setting.port.result())
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            assert b" 429 " in await reader.readline()
+        writer.close()
+        await setting.pool.tokens(await setting.pool.next(SubmitRequest), b"a", finish="length")
+        assert (await opening).status == 200
 
 
 @pytest.mark.parametrize("place", ["line", "header", "many headers"])

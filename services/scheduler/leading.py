@@ -102,6 +102,7 @@ class Leading:
         self._gateways: frozenset[str] = frozenset()
         self._renewed_s = clock()
         self._renewal, self._poll, self._held = Every(RENEWAL_S), Every(POLL_S), Every(HELD_S)
+        self._trims = Every(HELD_S)
 
     async def run(self) -> None:
         """Lead until cancelled. Raises LeaseLost, in a group, when somebody else may lead."""
@@ -236,8 +237,10 @@ class Leading:
             self._leader.outbox.settle([entry.id])
 
     async def _publish(self) -> None:
-        write = self._leader.outbox.take()
+        # Results that were applied are trimmed with the next plan: else each step would have a second write for that.
+        write = self._leader.outbox.take(may_trim_only=self._trims.is_due(self._clock()))
         if write is not None:
+            self._trims.done(self._clock())
             await self._patiently(lambda: self._bus.lead(self._lease, write))
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:

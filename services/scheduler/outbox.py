@@ -34,9 +34,9 @@ class Outbox:
         """Say that a part is dead: it will never beat again under its id."""
         self._dead.append(part)
 
-    def take(self) -> LeaderWrite | None:
-        """Return all that was gathered and begin anew; None if there is nothing."""
-        if not (self._writes or self._settled or self._trims or self._dead):
+    def take(self, *, may_trim_only: bool = True) -> LeaderWrite | None:
+        """Return all that was gathered and begin anew; None if there is nothing, or nothing but what may wait."""
+        if not (self._writes or self._settled or self._dead or (self._trims and may_trim_only)):
             return None
         write = LeaderWrite(
             tuple(self._writes), self._requests, tuple(self._settled), dict(self._trims), tuple(self._dead)

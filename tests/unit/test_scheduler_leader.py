@@ -333,3 +333,20 @@ def test_an_answer_longer_than_promised_counts_as_what_it_is(desk: Desk) -> None
     made = submission(prompt=4, max_tokens=1)
     desk.submit(type(made)(made.request, 1, made.gateway, made.prompt_ids, 1, output_ids=tuple(range(40))))
     assert desk.said(names.tokens(G), RequestRefused)
+
+
+def test_what_only_trims_results_waits_for_the_next_plan_and_goes_by_itself_once_it_is_due(desk: Desk) -> None:
+    desk.claim()
+    outbox = desk.leader.outbox
+    outbox.applied(names.results(W), EntryId("7-0"))
+    assert outbox.take(may_trim_only=False) is None
+    desk.submit(submission())
+    desk.leader.make_plans(desk.now_s)
+    with_plan = outbox.take(may_trim_only=False)
+    assert with_plan is not None
+    assert [one.stream for one in with_plan.writes] == [names.plans(W)]
+    assert with_plan.trims == {names.results(W): EntryId("7-0")}
+    outbox.applied(names.results(W), EntryId("8-0"))
+    alone = outbox.take()
+    assert alone is not None
+    assert (alone.writes, alone.trims) == ((), {names.results(W): EntryId("8-0")})

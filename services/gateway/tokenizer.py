@@ -16,7 +16,10 @@ from services.gateway.tool_calls import layout_of
 from shared.errors import InvalidParameter
 from shared.protocol.messages import Sampling, TokenizerFiles
 
-_OF_TEMPLATES = (TemplateError, EndlessTemplate, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
+_OF_TEMPLATES = (
+    *(TemplateError, EndlessTemplate, RecursionError, MemoryError),
+    *(TypeError, ValueError, ArithmeticError, LookupError),
+)
 """What a template that is at odds with a chat, or with itself, ends with."""
 
 _render: Callable[..., Any] = render_jinja_template  # its annotations deny both the pair it returns and its keywords
@@ -79,7 +82,8 @@ class ModelTokenizer:
             with bounded():
                 rendered, _ = _render([list(chat.messages)], tools=chat.tools, chat_template=self._template, **told)
         except _OF_TEMPLATES as error:
-            raise InvalidParameter(f"the chat template refuses these messages: {error}", param="messages") from error
+            why = str(error) or type(error).__name__  # a MemoryError says nothing
+            raise InvalidParameter(f"the chat template refuses these messages: {why}", param="messages") from error
         return str(rendered[0])
 
     def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:

@@ -3,6 +3,7 @@
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import pytest
@@ -72,10 +73,27 @@ ENDLESS = [
 
 @pytest.mark.parametrize("template", ENDLESS)
 def test_a_template_that_never_ends_is_refused(template: str) -> None:
+    before = sys.gettrace()
     with pytest.raises(InvalidParameter, match=r"chat template .*(does not end|power|recursion)") as refused:
         rendered(template)
     assert refused.value.param == "messages"
-    assert sys.gettrace() is None, "nothing else is looked at line by line"
+    assert sys.gettrace() is before, "nothing else is looked at line by line"
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ 1 / 0 }}"])
+def test_who_looked_at_every_line_before_does_so_afterwards(template: str) -> None:
+    def look(_frame: FrameType, _event: str, _arg: object) -> None:
+        """Be what a debugger or a measurement of coverage has set."""
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        with suppress(InvalidParameter):
+            rendered(template)
+        after = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert after is look
 
 
 def test_a_long_chat_is_not_taken_for_an_endless_one() -> None:
@@ -87,7 +105,15 @@ def test_a_long_chat_is_not_taken_for_an_endless_one() -> None:
     assert text.startswith("hi1hi2hi3")
 
 
-@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ range(10000000) }}", "{{ messages[0].role.index('q') }}"])
+FAILING = [
+    "{{ 1 / 0 }}",
+    "{{ range(10000000) }}",
+    "{{ messages[0].role.index('q') }}",
+    "{{ 'x' * 9999999999999999 }}",
+]
+
+
+@pytest.mark.parametrize("template", FAILING)
 def test_whatever_a_template_fails_with_is_its_word_on_this_chat(template: str) -> None:
-    with pytest.raises(InvalidParameter, match="the chat template refuses these messages"):
+    with pytest.raises(InvalidParameter, match=r"the chat template refuses these messages: .+"):
         rendered(template)

@@ -1,7 +1,11 @@
-"""How long a chat template may take. A model folder is not trusted code, and three loops of a template never end.
+"""How long the lines of a chat template may run. A model folder is not trusted code, and three loops never end.
 
 Templates have no steps that could be counted from outside, and a thread cannot be stopped; but Python tells, line by
 line, what of a template it runs, and the time of a thread's own processor does not depend on who else is busy.
+
+Nothing else is bounded. What one line calls (a huge repetition, a sort, one of Jinja's filters) is not looked into, nor
+is the compiling, which works out constants: that they took too long is noticed at a later line, if there is one. And
+nobody counts memory: what the system does not have is a MemoryError, what it has a template may take.
 """
 
 import sys
@@ -22,12 +26,12 @@ _COMPILED = "<template>"
 
 
 class EndlessTemplate(Exception):
-    """A template took longer than one may."""
+    """A line of a template began later than one may."""
 
 
 @contextmanager
 def bounded(cpu_s: float = TEMPLATE_CPU_S) -> Iterator[None]:
-    """Raise EndlessTemplate out of a template that this thread renders within, after so much of its processor time."""
+    """Raise EndlessTemplate at a line of a template that this thread renders within, after so much processor time."""
     ends_s, lines = thread_cpu_s() + cpu_s, 0
 
     def on_line(_frame: FrameType, _event: str, _arg: Any) -> Any:

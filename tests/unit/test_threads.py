@@ -26,20 +26,27 @@ end_process(3)
 """
 
 
-def test_no_more_run_at_once_than_there_may_be_and_each_tells_its_own_result() -> None:
-    threads, running, most, lock = Threads(2, "t"), [0], [0], threading.Lock()
+def test_as_many_threads_are_made_as_there_may_be_however_much_is_submitted() -> None:
+    count, threads, full, go_on = 3, Threads(3, "bounded"), threading.Event(), threading.Event()
+    at_work: set[int] = set()
 
-    def work(number: int) -> int:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        with lock:
-            running[0] -= 1
-        return number
+    def work(number: int) -> tuple[int, int]:
+        at_work.add(threading.get_ident())
+        if len(at_work) == count:
+            full.set()
+        assert go_on.wait(WAIT_S)
+        return number, threading.get_ident()
 
-    futures = [threads.submit(work, number) for number in range(50)]
-    assert [future.result(WAIT_S) for future in futures] == list(range(50))
-    assert 1 <= most[0] <= 2
+    futures = [threads.submit(work, number) for number in range(count)]
+    assert full.wait(WAIT_S), "all of them are at work"
+    futures += [threads.submit(work, count + number) for number in range(20)]
+    made = [thread.name for thread in threading.enumerate() if thread.name.startswith("bounded_")]
+    go_on.set()
+    numbers, idents = zip(*(future.result(WAIT_S) for future in futures), strict=True)
+    assert numbers == tuple(range(count + 20)), "each tells its own result"
+    assert len(made) == count
+    assert set(idents) == at_work
+    assert len(at_work) == count
 
 
 def test_two_run_beside_each_other() -> None:

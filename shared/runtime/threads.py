@@ -36,10 +36,12 @@ class Threads(Executor):
         self._making = threading.Lock()
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Begin when a thread is free."""
+        """Begin when a thread is free. Raises RuntimeError after `shutdown`: no thread would ever come to it."""
         future: Future[_T] = Future()
-        self._line.put(lambda: _carry_out(future, lambda: fn(*args, **kwargs)))
         with self._making:
+            if not self._end.alive:
+                raise RuntimeError(f"{self._name}: the threads have been let go")
+            self._line.put(lambda: _carry_out(future, lambda: fn(*args, **kwargs)))
             if not self._idle.acquire(blocking=False) and self._made < self._count:
                 name = f"{self._name}_{self._made}"
                 threading.Thread(target=_serve, args=(self._line, self._idle), name=name, daemon=True).start()
@@ -48,7 +50,8 @@ class Threads(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - the port's signature
         """Let the threads go once what was submitted is done. Nobody waits for that."""
-        self._end()
+        with self._making:  # or what is being submitted would stand behind the word to go
+            self._end()
 
 
 def end_process(status: int) -> NoReturn:

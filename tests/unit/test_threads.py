@@ -89,6 +89,17 @@ def test_the_threads_go_when_nobody_has_them_any_more_and_keep_nothing_of_what_t
     assert kept() is None
 
 
+def test_nothing_is_taken_once_the_threads_have_been_let_go_and_what_was_taken_before_is_done() -> None:
+    threads, go_on = Threads(1, "t"), threading.Event()
+    first, second = threads.submit(go_on.wait, WAIT_S), threads.submit(lambda: "second")
+    threads.shutdown()
+    threads.shutdown()
+    with pytest.raises(RuntimeError, match="t: the threads have been let go"):
+        threads.submit(lambda: "third")
+    go_on.set()
+    assert (first.result(WAIT_S), second.result(WAIT_S)) == (True, "second")
+
+
 def test_a_process_ends_at_once_with_its_status_and_all_it_said_whatever_its_threads_do() -> None:
     ended = subprocess.run([sys.executable, "-c", BUSY], timeout=WAIT_S, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "said\n", "")

@@ -55,16 +55,25 @@ class Threads(Executor):
 
 
 def end_process(status: int) -> NoReturn:
-    """Exit, and wait for no thread.
+    """Exit with this status, and wait for no thread.
 
     One that is at work in a native library would be stopped in the middle of it when the interpreter is taken down, and
-    libraries end the process with an error then.
+    libraries end the process with an error then. So would the interpreter itself if nobody reads what was said.
     """
-    if _busy:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    if not _all_is_said() or _busy:
         os._exit(status)
     sys.exit(status)
+
+
+def _all_is_said() -> bool:
+    """Say what is still to be said; False if it cannot be: the reader of a pipe has gone, a disk is full."""
+    is_said = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # there is nobody left to tell
+            is_said = False
+    return is_said
 
 
 def _serve(line: _Line, idle: threading.Semaphore) -> None:

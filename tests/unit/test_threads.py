@@ -1,6 +1,7 @@
 """Threads that end with the process, and do otherwise what those of `concurrent.futures` do."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +13,14 @@ import pytest
 from shared.runtime.threads import Threads
 
 WAIT_S = 10.0
+IDLE = """
+import sys
+from shared.runtime.threads import end_process
+sys.stdout.write("said")
+end_process(3)
+"""
 BUSY = """
+import sys
 import threading
 from shared.runtime.threads import Threads, end_process
 begun = threading.Event()
@@ -21,7 +29,7 @@ def work():
     threading.Event().wait()
 Threads(1, "t").submit(work)
 assert begun.wait(10)
-print("said", flush=False)
+sys.stdout.write("said")
 end_process(3)
 """
 
@@ -100,6 +108,27 @@ def test_nothing_is_taken_once_the_threads_have_been_let_go_and_what_was_taken_b
     assert (first.result(WAIT_S), second.result(WAIT_S)) == (True, "second")
 
 
+def run_to_its_end(script: str, *, stdout: int, stderr: int) -> subprocess.CompletedProcess[str]:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, timeout=WAIT_S, text=True, check=False, stdout=stdout, stderr=stderr, env=buffered)
+
+
 def test_a_process_ends_at_once_with_its_status_and_all_it_said_whatever_its_threads_do() -> None:
-    ended = subprocess.run([sys.executable, "-c", BUSY], timeout=WAIT_S, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "said\n", "")
+    ended = run_to_its_end(BUSY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "said", "")
+
+
+@pytest.mark.parametrize("script", [BUSY, IDLE], ids=["busy", "idle"])
+def test_a_process_ends_with_its_status_though_nobody_reads_what_it_says(script: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        to_nobody = run_to_its_end(script, stdout=writing, stderr=subprocess.PIPE)
+        errors_to_nobody = run_to_its_end(
+            script.replace("sys.stdout", "sys.stderr"), stdout=subprocess.PIPE, stderr=writing
+        )
+    finally:
+        os.close(writing)
+    assert (to_nobody.returncode, to_nobody.stderr) == (3, "")
+    assert (errors_to_nobody.returncode, errors_to_nobody.stdout) == (3, "")

@@ -36,7 +36,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """Kinds of work, and what the frames of one contain. The innermost frame that is of any kind decides."""
 LOOP, OTHER = "asyncio loop", "other"
-WAITING = ("select (selectors.py", "_worker (concurrent/futures/thread.py", "wait (threading.py", "get (queue.py")
+WAITING = (
+    "select (selectors.py",
+    "_worker (concurrent/futures/thread.py",
+    "_serve (shared/runtime/threads.py",
+    "wait (threading.py",
+    "get (queue.py",
+)
 """What the innermost frames of threads contain that have nothing to do."""
 
 

@@ -1,7 +1,12 @@
 """What py-spy writes, read: stacks, counts, and whose time it is."""
 
+import sys
+import threading
+import traceback
+
 import pytest
 
+from shared.runtime.threads import Threads
 from tests.benchmarks.profiles import LOOP, OTHER, Sample, read_raw, shares, table
 
 LOOP_FRAMES = "<module> (services/cli.py:1);run (asyncio/runners.py:86);_run_once (asyncio/base_events.py:1845)"
@@ -51,7 +56,12 @@ def test_the_table_tells_kinds_then_the_functions_that_take_most() -> None:
 
 
 @pytest.mark.parametrize(
-    "leaf", ["EpollSelector.select (selectors.py:468)", "_worker (concurrent/futures/thread.py:81)"]
+    "leaf",
+    [
+        "EpollSelector.select (selectors.py:468)",
+        "_worker (concurrent/futures/thread.py:81)",
+        "_serve (shared/runtime/threads.py:70)",
+    ],
 )
 def test_who_waits_has_no_share(leaf: str) -> None:
     lines = table("scheduler", read_raw(f"f (a.py:1) 5\nf (a.py:1);{leaf} 95\n")).splitlines()
@@ -62,3 +72,11 @@ def test_who_waits_has_no_share(leaf: str) -> None:
         "| other | 100.0% |",
         "| f (a.py) | 100.0% |",
     ]
+
+
+def test_the_threads_of_ours_wait_in_the_function_that_is_known_for_it() -> None:
+    threads = Threads(1, "waits")
+    ident = threads.submit(threading.get_ident).result(10)
+    stack = traceback.extract_stack(sys._current_frames()[ident])
+    outermost = next(frame for frame in stack if frame.filename.endswith("shared/runtime/threads.py"))
+    assert Sample((f"{outermost.name} (shared/runtime/threads.py)",), 1).is_waiting

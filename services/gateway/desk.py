@@ -47,6 +47,8 @@ class Desk:
     max_queued_tokens: int
     send_timeout_s: float
     _tokenising: Threads = field(default_factory=partial(Threads, TOKENISED_AT_A_TIME, "tokenise"))
+    _writing: Threads = field(default_factory=partial(Threads, 1, "write"))
+    """Apart from the tokenising: a stream that is under way must not wait for the seconds of somebody's long prompt."""
 
     async def take_in(self, body: ChatBody | CompletionBody, newcomer: Newcomer) -> Choices:
         """Check a request against the model and the pool. Raises RequestRejected or Unavailable: nothing was done."""
@@ -70,7 +72,7 @@ class Desk:
         """Return what ``write`` makes of so many tokens with their logprobs: of many in a thread, for it takes long."""
         if told <= TOLD_AT_ONCE:
             return write()
-        return await asyncio.get_running_loop().run_in_executor(self._tokenising, write)
+        return await asyncio.get_running_loop().run_in_executor(self._writing, write)
 
     async def first_news(self, choices: Choices) -> list[Heard]:
         """Wait for the first token; nothing if it takes long. Raises the error that an answer ended with."""

@@ -136,7 +136,11 @@ class _Site(web.TCPSite):
     """Accepts ``backlog`` connections at a time and lets `BACKLOG` of them wait: to asyncio it is one figure."""
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen, then ask the system again to listen on the same sockets, to let `BACKLOG` wait and not ``backlog``.
+
+        asyncio gives its one figure to the system too, so 8 would be let wait. What is listened on already only gets
+        the new length; the socket is doubled for it because what asyncio shows of its own has no ``listen``.
+        """
         await super().start()
         assert isinstance(self._server, asyncio.Server)  # noqa: S101 - what create_server has just returned
         for listening in self._server.sockets:

@@ -11,6 +11,7 @@ import structlog
 from services.gateway.asked import check, prompt_ids_of
 from services.gateway.bodies import ChatBody, CompletionBody
 from services.gateway.choices import Choices, Heard
+from services.gateway.door import Door
 from services.gateway.fan_out import FanOut, Newcomer
 from services.gateway.intake import Intake
 from services.gateway.metrics import Metrics, Reason
@@ -25,6 +26,8 @@ from shared.runtime.threads import Threads
 TOKENISED_AT_A_TIME = 2
 TOLD_AT_ONCE = 512
 """Tokens with logprobs that are written as JSON at once: about 1 ms, less than it takes to wait for a thread."""
+TEXTS_AT_ONCE = 16
+"""Texts that are here to be turned into tokens, or back, one by one; a seventeenth is told to come again."""
 FIRST_NEWS_S = 10.0
 """A stream's status line goes out with its first token or error, at the latest after so long."""
 
@@ -46,6 +49,8 @@ class Desk:
     max_queue: int
     max_queued_tokens: int
     send_timeout_s: float
+    texts: Door = field(default_factory=partial(Door, TEXTS_AT_ONCE))
+    """Through which those go who want tokens and no answer."""
     _tokenising: Threads = field(default_factory=partial(Threads, TOKENISED_AT_A_TIME, "tokenise"))
     _writing: Threads = field(default_factory=partial(Threads, 1, "write"))
     """Apart from the tokenising: a stream that is under way must not wait for the seconds of somebody's long prompt."""
@@ -67,6 +72,11 @@ class Desk:
         tokens = sum(len(ongoing.answer.wanted.prompt_ids) for ongoing in choices.ongoings)
         self.owed.queued.check_room(newcomer.tenant, tokens, self.max_queued_tokens)
         return choices
+
+    async def all_answered(self) -> None:
+        """Wait until no answer is owed, and nobody waits for tokens of a text. The caller bounds the wait."""
+        await self.owed.all_ended()
+        await self.texts.all_out()
 
     async def written(self, told: int, write: Callable[[], bytes]) -> bytes:
         """Return what ``write`` makes of so many tokens with their logprobs: of many in a thread, for it takes long."""

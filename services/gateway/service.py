@@ -167,7 +167,7 @@ class _Gateway:
         log.info("draining", owed=len(self._owed), drain_s=self._drain_s)
         try:
             async with asyncio.timeout(self._drain_s):
-                await self._owed.all_ended()
+                await self.desk.all_answered()
         except TimeoutError:
             log.warning("drain_cut_short", owed=len(self._owed))
         self._owed.fail_all(NotServing("the gateway is stopping"))

@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 from services.gateway.asked_tools import chat_of, check_template_kwargs, check_tools
 from services.gateway.bodies import INT32_MAX, ChatMessage, read_body
 from services.gateway.desk import Desk
-from services.gateway.door import Door
 from services.gateway.facts import json_response, unknown_model
 from services.gateway.formats import to_json
 from services.gateway.tokenizer import ModelTokenizer
@@ -64,16 +63,12 @@ class DetokenizeAnswer(Struct, frozen=True):
 
 _Body = TypeVar("_Body", TokenizeBody, DetokenizeBody)
 
-_AT_ONCE = 16
-"""Texts that are here and wait for their turn; a seventeenth is told to come again."""
-
 
 class TokenRoutes:
     """/tokenize and /detokenize. One text at a time, by a door of its own: generating requests keep their places."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._door = Door(_AT_ONCE)
         self._thread = Threads(1, "token-routes")
 
     async def tokenize(self, request: web.Request) -> web.Response:
@@ -88,7 +83,7 @@ class TokenRoutes:
         self, request: web.Request, kind: type[_Body], work: Callable[[_Body, ModelTokenizer], bytes]
     ) -> web.Response:
         async with self._desk.intake.received(request) as data:
-            with self._door.passing():
+            with self._desk.texts.passing():
                 body = await self._desk.intake.decoded(data, partial(read_body, kind))
                 do = partial(work, body, self._tokenizer_for(body.model))
                 return json_response(await asyncio.get_running_loop().run_in_executor(self._thread, do))

@@ -1,14 +1,19 @@
 """/tokenize and /detokenize over real HTTP: what the gateway itself makes of texts and tokens."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import pytest
 
+from services.gateway import app
 from services.gateway.token_routes import MAX_CHARACTERS
+from services.gateway.tokenizer import ModelTokenizer
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY
 from shared.protocol.messages import SubmitRequest
-from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, Setting, gateway
+from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, WAIT_S, Setting, gateway
 
 TEXT = "a \u00e9 \U0001f469\u200d\U0001f680 \u65e5"
 USER = {"role": "user", "content": "hi"}
@@ -102,3 +107,67 @@ async def test_texts_take_no_places_of_requests_that_generate() -> None:
         assert response.status == 200
         response.release()
         assert {(await one)[0] for one in texts} == {200}
+
+
+class SlowTokenizer:
+    """Holds every text that is turned into tokens, and every one that is made of them, until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.begun = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for name in ("encode", "decode"):
+            monkeypatch.setattr(ModelTokenizer, name, self._held(getattr(ModelTokenizer, name)))
+
+    def _held(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any, **kwargs: Any) -> Any:
+            self._loop.call_soon_threadsafe(self.begun.set)
+            assert self.go_on.wait(WAIT_S)
+            return work(*args, **kwargs)
+
+        return held
+
+
+ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("/tokenize", {"prompt": "hi"}, {"tokens": [ord("h"), ord("i")]}),
+    ("/detokenize", {"tokens": [ord("h"), ord("i")]}, {"prompt": "hi"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "answer"), ASKED)
+async def test_a_text_that_is_being_turned_when_the_gateway_stops_is_answered(
+    path: str, body: dict[str, Any], answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "SHUTDOWN_S", 0.05)  # what handlers get when nothing is waited for any more
+    slow = SlowTokenizer(monkeypatch)
+    async with gateway() as setting, asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(post(setting, path, **body))
+        await slow.begun.wait()
+        setting.stopping.set()
+        await setting.client.until_ready(status=503)
+        assert (await post(setting, path, **body))[0] == 503, "newcomers are told"
+        assert not asked.done()
+        slow.go_on.set()
+        status, got = await asked
+        assert status == 200
+        assert answer.items() <= got.items()
+
+
+async def test_a_text_that_takes_longer_than_the_drain_does_not_hold_up_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "SHUTDOWN_S", 0.05)
+    slow = SlowTokenizer(monkeypatch)
+
+    async def ask_in_vain(setting: Setting) -> None:
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await post(setting, "/tokenize", prompt="hi")
+
+    try:
+        async with gateway(drain_s=0.1) as setting, asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask_in_vain(setting))
+            await slow.begun.wait()
+            setting.stopping.set()
+            await setting.ended
+    finally:
+        slow.go_on.set()

@@ -1,3 +1,6 @@
+import asyncio
+from contextlib import suppress
+
 import pytest
 
 from services.gateway.door import Door
@@ -16,3 +19,15 @@ def test_who_is_through_makes_place_whatever_came_of_it() -> None:
         raise ValueError("a bad body")
     with door.passing():
         pass
+
+
+async def test_who_waits_for_all_to_be_out_waits_for_the_last_and_not_for_those_who_were_not_let_in() -> None:
+    door = Door(2)
+    await door.all_out()
+    async with asyncio.TaskGroup() as tasks:
+        with door.passing():
+            with door.passing(), suppress(Overloaded), door.passing():
+                raise AssertionError("a third one was let through")
+            waiting = tasks.create_task(door.all_out())
+            await asyncio.sleep(0)
+            assert not waiting.done()

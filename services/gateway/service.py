@@ -56,6 +56,7 @@ async def serve_on(
     entrance = _entrance(settings)
     gateway = _Gateway(bus, settings, clock, on_loaded)
     await wait_for_bus(bus, stopping)
+    gateway.desk.pool.bus_answered_s = clock()  # the first read waits for seconds if nobody has written yet
     metrics = gateway.desk.metrics
     bounds = Bounds(
         header_bytes=settings.max_header_bytes,

@@ -143,14 +143,19 @@ static struct bend bend_of(const struct layer *layer) {
     return (struct bend){layer->scale / layer->softcap, layer->softcap * 1.442695041f};
 }
 
+/* The first position that the token at one sees. */
+static int32_t first_seen(const struct layer *layer, int32_t position) {
+    return layer->window && layer->window <= position ? position - (int32_t)layer->window + 1 : 0;
+}
+
 /* What each row of the item makes of its scores of `count` positions from one on. */
 static void soften_rows(const struct job *job, const struct item *item, struct scratch *s, int32_t from, int count) {
     const struct layer *layer = job->layer;
     struct bend bend = bend_of(layer);
-    int32_t position = job->step->starts[item->row] + item->token, window = (int32_t)layer->window;
+    int32_t position = job->step->starts[item->row] + item->token;
     int row = 0;
     for (int token = 0; token < item->tokens; token++, position++) {
-        int32_t sees_from = window && position - window + 1 > from ? position - window + 1 - from : 0;
+        int32_t first = first_seen(layer, position), sees_from = first > from ? first - from : 0;
         int32_t sees_to = position + 1 - from < count ? position + 1 - from : count;
         for (int64_t g = 0; g < job->group; g++, row++) {
             float *sums = s->sums + row * job->padded;
@@ -392,13 +397,11 @@ static int64_t tile_tokens(const struct job *job) {
 static void cut_row(struct job *job, int32_t row, struct item *items) {
     const struct step *step = job->step;
     int32_t start = step->starts[row], count = step->ends[row] - start, tile = (int32_t)tile_tokens(job);
-    int32_t window = (int32_t)job->layer->window;
     int is_short = count <= tile;
     /* the last tile sees most and takes longest: it goes first */
     for (int32_t token = (count - 1) / tile * tile; token >= 0; token -= tile) {
         int32_t tokens = token + tile < count ? tile : count - token;
-        int32_t from = window && start + token - window + 1 > 0 ? start + token - window + 1 : 0;
-        int32_t to = start + token + tokens;
+        int32_t from = first_seen(job->layer, start + token), to = start + token + tokens;
         int32_t parts = is_short ? (to - 1) / SPLIT - from / SPLIT + 1 : 1;
         for (int32_t head = 0; head < job->layer->kv_heads; head++)
             for (int32_t part = 0; part < parts; part++) {

@@ -123,6 +123,13 @@ def test_a_few_query_heads_see_every_position_and_none_beyond(path: AttentionPat
         assert_near(got, expected(case, written, asked))
 
 
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 + 5, 2**63 - 1])
+def test_a_window_wider_than_any_row_hides_nothing(path: AttentionPath, window: int) -> None:
+    case = case_of(Shape(), [(99, 100), (20, 60), (700, 703)], seed=6)
+    got, written = case.attend(path, Asked(0.125, window=window))
+    assert_near(got, expected(case, written, Asked(0.125)))
+
+
 def test_a_row_that_is_not_a_number_stays_alone_with_it(path: AttentionPath) -> None:
     case = case_of(Shape(), [(99, 100), (20, 60), (700, 701)], seed=1)
     queries = case.new.queries.clone()

@@ -1,6 +1,5 @@
 """Attention over block tables, on every path there is, against straightforward float64."""
 
-import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -130,10 +129,11 @@ def test_a_window_wider_than_any_row_hides_nothing(path: AttentionPath, window: 
     assert_near(got, expected(case, written, Asked(0.125)))
 
 
-def test_a_row_that_is_not_a_number_stays_alone_with_it(path: AttentionPath) -> None:
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7F800001])
+def test_a_row_that_is_not_a_number_stays_alone_with_it(path: AttentionPath, bits: int) -> None:
     case = case_of(Shape(), [(99, 100), (20, 60), (700, 701)], seed=1)
     queries = case.new.queries.clone()
-    queries[:, 5] = math.nan
+    queries.view(torch.int32)[:, 5] = bits
     out, written = Case(case.view, case.pool, New(queries, case.new.keys, case.new.values)).attend(path, Asked(0.1))
     wanted = expected(case, written, Asked(0.1))
     assert torch.isnan(out[5]).all()

@@ -191,24 +191,30 @@ static void attend_chunk(const struct job *job, const struct item *item, struct 
                    s->sums + row * job->padded, ahead);
 }
 
+#if HAS_PAIRS
+
 /* The same pair by pair. */
 static void attend_chunk_paired(const struct job *job, const struct item *item, struct scratch *s, int32_t from,
                                 int count, struct ahead *ahead) {
     int rows = item->tokens * (int)job->group;
     int64_t dim = job->layer->dim;
     uint16_t *pairs = (uint16_t *)s->widened;
+#if HAS_DOTS
     if (is_few(rows, dim)) {
         few_scores(rows, dim, (const uint16_t *)s->q, s->keys, count, s->scores, ahead);
         soften_rows(job, item, s, from, count);
         few_values(rows, dim, s->halves, s->values, count, s->sums, ahead);
         return;
     }
+#endif
     pack_keys(job, s, count, ahead);
     paired_scores(rows, dim, (const uint16_t *)s->q, s->packed, count, s->scores);
     pair_values(s->values, count, dim, pairs, ahead); /* now: tiles wait for what has just been stored */
     soften_rows(job, item, s, from, count);
     paired_values(rows, dim, s->halves, pairs, count, s->sums);
 }
+
+#endif
 
 static void store_out(const struct job *job, int64_t token, int64_t head, const float *sums, float total) {
     const struct layer *layer = job->layer;
@@ -248,8 +254,11 @@ static void attend_item(const struct job *job, const struct item *item, struct s
     for (int32_t from = item->from; from < item->to;) {
         int count = find_positions(job, item, from, s);
         ahead_go_on(ahead, count);
+#if HAS_PAIRS
         if (job->is_paired) attend_chunk_paired(job, item, s, from, count, ahead);
-        else attend_chunk(job, item, s, from, count, ahead);
+        else
+#endif
+            attend_chunk(job, item, s, from, count, ahead);
         from += count;
     }
     ahead_go_on(ahead, 0); /* past this item: another takes the place of the next one */

@@ -14,6 +14,7 @@
 #define PAIRED_BLOCK 32 /* there is room for query rows up to a multiple of this */
 
 #if HAS_TILES || HAS_DOTS
+#define HAS_PAIRS 1
 
 /* Where two vectors of halves become pairs of one from each. */
 struct pairing { __m512i lower, upper; };
@@ -42,40 +43,17 @@ static void pair_values(const void *const *rows, int count, int64_t dim, uint16_
     }
 }
 
-#endif
-
 #if HAS_TILES
 #include "attention_tiles.h"
 static int pairs_ask(void) { return !tiles_ask(); }
-#elif HAS_DOTS
+#else
 #include "attention_dots.h"
 static int pairs_ask(void) { return dots_are_fast(); }
+#endif
+
 #else
+#define HAS_PAIRS 0
 #define PAIRS_VARIANT VARIANT
 #define PAIRED_ROWS 1
 static int pairs_ask(void) { return 0; }
-
-/* Nobody asks for these: */
-static void pair_values(const void *const *rows, int count, int64_t dim, uint16_t *pairs, struct ahead *ahead) {
-    __builtin_trap();
-}
-static void paired_scores(int rows, int64_t dim, const uint16_t *q, const float *words, int count, float *scores) {
-    __builtin_trap();
-}
-static void paired_values(int rows, int64_t dim, const uint16_t *weights, const uint16_t *pairs, int count,
-                          float *sums) {
-    __builtin_trap();
-}
-#endif
-
-#if !HAS_DOTS /* nobody is few */
-static int is_few(int rows, int64_t dim) { return 0; }
-static void few_scores(int rows, int64_t dim, const uint16_t *q, const void *const *keys, int count, float *scores,
-                       struct ahead *ahead) {
-    __builtin_trap();
-}
-static void few_values(int rows, int64_t dim, const uint16_t *weights, const void *const *values, int count,
-                       float *sums, struct ahead *ahead) {
-    __builtin_trap();
-}
 #endif

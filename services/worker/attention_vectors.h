@@ -222,7 +222,7 @@ INLINE void pack_all(const void *const *rows, int64_t dim, int is_half, float *p
     if (at < words) pack_square(rows, at, (int)(words - at), is_half, packed);
 }
 
-static void pack(const void *const *rows, int64_t dim, int is_half, float *packed) {
+static inline void pack(const void *const *rows, int64_t dim, int is_half, float *packed) {
     if (is_half) pack_all(rows, dim, 1, packed);
     else pack_all(rows, dim, 0, packed);
 }

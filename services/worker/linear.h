@@ -158,6 +158,7 @@ static int64_t linear_bytes_of(const struct linear_call *call) {
 #if HAS_BYTES
     if (call->w->kind == LINEAR_INT8) return call->rows * (call->w->in / STEP) * (int64_t)sizeof(struct linear_bytes);
 #endif
+    (void)call;
     return 0;
 }
 
@@ -171,11 +172,12 @@ static int64_t linear_prepare(const struct linear_call *call, _Atomic int64_t *t
             for (int64_t step = 0; step < steps; step++)
                 linear_to_bytes(call->x + row * call->x_stride + step * STEP, call->bytes + row * steps + step);
 #endif
+    (void)call, (void)taken;
     return done;
 }
 
 /* How many panels of a call are to be done. */
-static int64_t linear_pieces(const struct linear_call *call) { return call->rows > 0 ? linear_panels(call->w->out) : 0; }
+static inline int64_t linear_pieces(const struct linear_call *call) { return call->rows > 0 ? linear_panels(call->w->out) : 0; }
 
 /* Each thread of the team calls this with the same call and the same counter, which was 0 before. Returns how many
  * panels it has done; that all are done, and when to go on, is the caller's. */

@@ -39,7 +39,6 @@ static void tiles_end(void) { _tile_release(); }
 
 #else
 #define HAS_TILES 0
-static int tiles_ask(void) { return 1; }
-static void tiles_begin(void) {}
-static void tiles_end(void) {}
+INLINE void tiles_begin(void) {}
+INLINE void tiles_end(void) {}
 #endif

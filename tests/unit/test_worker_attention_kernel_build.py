@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from services.worker import kernel_build
 from services.worker.attention_choice import chosen_path
 from services.worker.attention_kernel import KernelPath
 from services.worker.attention_torch import TorchPath
 from services.worker.kernel_build import NoKernel, built
 from services.worker.progress import Progress
 
+SOURCES = (Path(kernel_build.__file__).with_name("program.c"), Path(__file__).with_name("linear_rig.c"))
 SOURCE = "int answer(void) { return 42; }\n"
 
 
@@ -151,6 +153,18 @@ def test_a_library_that_cannot_be_loaded_is_done_without(bench: Bench) -> None:
     (library,) = bench.root.rglob("*.so")
     with pytest.raises(NoKernel, match=r"cannot be loaded: .*attention_call"):
         KernelPath(library)
+
+
+@pytest.mark.parametrize(
+    "processor", ["x86-64", "haswell", "skylake-avx512", "cascadelake", "cooperlake", "sapphirerapids"]
+)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_strict_compiler_has_nothing_to_say(source: Path, processor: str) -> None:
+    compiler = shutil.which("gcc")
+    assert compiler, "these tests need gcc"
+    flags = (f"-march={processor}", "-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror")
+    done = subprocess.run([compiler, *flags, str(source)], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_another_processor_has_no_kernel(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

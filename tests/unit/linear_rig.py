@@ -18,10 +18,14 @@ SOURCES = (
     *sorted(_WORKER.glob("linear*.h")),
     *(_WORKER / name for name in ("attention_vectors.h", "dots.h", "tiles.h")),
 )
+EMULATED_AMX = ("-include", str(Path(__file__).with_name("amx_emulated.h")))
 VARIANTS = {
     "amx": (),
+    "amx_emulated": EMULATED_AMX,
     "avx512_bf16": ("-DNO_AMX", "-DANYONES_DOTS"),
-    "avx512": ("-DNO_AMX", "-DNO_DOTS", "-DNO_BYTES"),
+    "avx512_slow_dots": ("-DNO_AMX", "-DNO_DOTS"),
+    "avx512_vnni": ("-DNO_AMX", "-mno-avx512bf16"),
+    "avx512": ("-DNO_AMX", "-mno-avx512bf16", "-mno-avx512vnni"),
     "avx2": ("-DNO_AMX", "-mno-avx512f"),
     "portable": ("-DNO_AMX", "-mno-avx512f", "-mno-avx2"),
 }

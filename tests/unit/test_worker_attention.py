@@ -13,12 +13,15 @@ from services.worker.attention_path import Asked, AttentionPath, New
 from services.worker.attention_torch import TorchPath
 from services.worker.progress import Progress
 from tests.unit.attention_rig import Case, Shape, case_of, expected, only
+from tests.unit.linear_rig import EMULATED_AMX
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 VARIANTS = {
     "amx": (),
+    "amx_emulated": EMULATED_AMX,
     "avx512_bf16": ("-DNO_AMX", "-DANYONES_DOTS"),
-    "avx512": ("-DNO_AMX", "-DNO_DOTS"),
+    "avx512_slow_dots": ("-DNO_AMX", "-DNO_DOTS"),
+    "avx512": ("-DNO_AMX", "-mno-avx512bf16"),
     "avx2": ("-DNO_AMX", "-mno-avx512f"),
     "portable": ("-DNO_AMX", "-mno-avx512f", "-mno-avx2"),
 }

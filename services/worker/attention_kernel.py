@@ -1,6 +1,6 @@
 """Attention over block tables by our own kernel (`attention_kernel.c`): reads blocks where they lie.
 
-The kernel runs on torch's own OpenMP threads: it is handed the two functions of the very runtime that torch is linked
+The kernel runs on torch's own OpenMP threads: it is handed the functions of the very runtime that torch is linked
 with, so there is one pool of threads, of the size that torch was given.
 """
 

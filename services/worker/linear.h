@@ -177,7 +177,9 @@ static int64_t linear_prepare(const struct linear_call *call, _Atomic int64_t *t
 }
 
 /* How many panels of a call are to be done. */
-static inline int64_t linear_pieces(const struct linear_call *call) { return call->rows > 0 ? linear_panels(call->w->out) : 0; }
+static inline int64_t linear_pieces(const struct linear_call *call) {
+    return call->rows > 0 ? linear_panels(call->w->out) : 0;
+}
 
 /* Each thread of the team calls this with the same call and the same counter, which was 0 before. Returns how many
  * panels it has done; that all are done, and when to go on, is the caller's. */

@@ -1,11 +1,11 @@
 /* A step of a whole model as one call: instructions that the exported graph was lowered to, run by all threads together.
  *
- * Every value of a step is a table of rows, one for each token (or for each token whose logits are wanted). It lies in
- * one arena: its first row at `at` * capacity bytes, where capacity is the number of rows there is room for, so that
- * where a value lies does not depend on how many tokens a step has. Threads take pieces of an instruction's work by a
- * counter, and go on to the next instruction when all pieces are done. They do not wait for each other to arrive: a
- * thread that another process keeps from running holds up nothing but the piece it has, and finds all done when it
- * comes back.
+ * Every value of a step is a table of rows, one for each token, or for each token whose logits are wanted. Either kind
+ * lies in an arena of its own: a value's first row at `at` * capacity bytes, where capacity is the number of rows there
+ * is room for, so that where a value lies does not depend on how many tokens a step has. Threads take pieces of an
+ * instruction's work by a counter, and go on to the next instruction when all pieces are done. They do not wait for each
+ * other to arrive: a thread that another process keeps from running holds up nothing but the piece it has, and finds all
+ * done when it comes back.
  * Threads are those of the OpenMP runtime that was handed to the attention kernel. */
 
 #include <sched.h>
@@ -28,7 +28,7 @@ struct place {
 struct instruction {
     int64_t op;
     struct place in, in_2, in_3, out;
-    const void *what;      /* of the op: struct lookup, norm, linear_how, rotation, layer */
+    const void *what;      /* of the op: struct lookup, norm, linear_how, rotation, attention, row_width */
 };
 
 struct lookup { const void *table; int64_t width, by; };
@@ -36,7 +36,7 @@ struct norm { const float *weight, *bias; int64_t width, groups, centred; float 
 struct linear_how { struct linear weights; int64_t epilogue, activation; };
 struct rotation { int64_t heads, dim, half; }; /* in: turned in place, in_2: cosines, in_3: sines */
 struct attention { struct layer layer; };       /* keys and values of the pool; in: q, in_2: k, in_3: v */
-struct added { int64_t width; };
+struct row_width { int64_t width; };
 
 struct program_step {
     const struct instruction *instructions;
@@ -120,12 +120,12 @@ INLINE void do_row_of(const struct program_step *s, const struct instruction *on
         break;
     }
     case PICK: {
-        const struct added *what = one->what;
+        const struct row_width *what = one->what;
         memcpy(out, address(s, one->in, s->wanted[row]), what->width * (is_half ? 2 : 4));
         break;
     }
     case ADD: {
-        const struct added *what = one->what;
+        const struct row_width *what = one->what;
         add_row(in, address(s, one->in_2, row), out, what->width, is_half);
         break;
     }

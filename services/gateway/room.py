@@ -24,6 +24,14 @@ class Counts:
     """The same, and those who are in the line, or have left it and wait for their first token."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Of one who came: whether there is room, and how many places it takes if there is."""
+
+    answer: asyncio.Future[bool]
+    places: int
+
+
 class Room:
     """Refuses a newcomer only if at some moment after it came the line, with those on their way, filled the bound.
 
@@ -37,14 +45,13 @@ class Room:
         """Returns the length of the line at a moment when nothing is being written; or raises BusUnavailable."""
         self._counts = counts
         self._passing = 0
-        self._asking: list[asyncio.Future[bool]] = []
+        self._asking: list[_Question] = []
         """At most one of each connection: it brings its next request when this one has been answered."""
         self._is_asked = asyncio.Event()
 
     async def check(self) -> None:
         """Raise Overloaded if one who came now would be refused, or BusUnavailable. No place is kept for it."""
-        async with self.passing():
-            pass
+        await self._find(places=0)
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
@@ -52,7 +59,7 @@ class Room:
 
         Nobody should pass who waits for a client: a few that never send what they have announced would fill the line.
         """
-        await self._find()
+        await self._find(places=1)
         try:
             yield
         finally:
@@ -68,39 +75,39 @@ class Room:
                 length = await self._length()
             except BusUnavailable as error:
                 for one in _still(asking):
-                    one.set_exception(BusUnavailable(*error.args))
+                    one.answer.set_exception(BusUnavailable(*error.args))
                 continue
             for one in _still(asking):
                 has_room = length + self._on_the_way < self._bound
-                self._passing += has_room  # at once: the next of them must know
-                one.set_result(has_room)
+                self._passing += one.places if has_room else 0  # at once: the next of them must know
+                one.answer.set_result(has_room)
 
     @property
     def _on_the_way(self) -> int:
         return self._passing + self._counts.unwritten()
 
-    async def _find(self) -> None:
-        """Take a place for one who passes."""
+    async def _find(self, places: int) -> None:
+        """Take so many places; with none, only see whether there is one."""
         if self._on_the_way >= self._bound:
             raise Overloaded("too many requests at once: try again")
         if self._passing + self._counts.without_token() < self._bound:
-            self._passing += 1
-        elif not await self._ask():
+            self._passing += places
+        elif not await self._ask(places):
             raise Overloaded("the waiting line is full: try again")
 
-    async def _ask(self) -> bool:
-        """Return whether a place was found, and taken. As long as the question may take, this may."""
+    async def _ask(self, places: int) -> bool:
+        """Return whether a place was found; then so many are taken. As long as the question may take, this may."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._asking.append(answer)
+        self._asking.append(_Question(answer, places))
         self._is_asked.set()
         try:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self._passing -= answer.result()
+                self._passing -= places if answer.result() else 0
             raise
 
 
-def _still(asking: list[asyncio.Future[bool]]) -> list[asyncio.Future[bool]]:
+def _still(asking: list[_Question]) -> list[_Question]:
     """Return those who still want to know: a client may have left meanwhile."""
-    return [one for one in asking if not one.done()]
+    return [one for one in asking if not one.answer.done()]

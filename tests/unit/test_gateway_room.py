@@ -82,6 +82,22 @@ async def test_who_comes_while_the_line_is_asked_waits_for_the_next_question() -
         assert await second
 
 
+async def test_who_only_asks_whether_there_is_room_takes_it_from_nobody() -> None:
+    async with rig(2) as (made, stack, tasks):
+        made.without_token = 2
+        asking = [tasks.create_task(made.room.check()) for _ in range(3)]
+        entering = tasks.create_task(made.enters(stack))
+        (await made.question()).set_result(1)
+        await asyncio.gather(*asking)
+        assert await entering
+        with pytest.raises(Overloaded):
+            await asyncio.gather(made.room.check(), _answer(made, 1))
+
+
+async def _answer(made: Rig, length: int) -> None:
+    (await made.question()).set_result(length)
+
+
 async def test_who_has_passed_makes_place_whatever_came_of_it() -> None:
     async with rig(1) as (made, _, _):
         with pytest.raises(ValueError, match="a bad body"):

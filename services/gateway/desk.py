@@ -74,7 +74,11 @@ class Desk:
         return choices
 
     async def all_answered(self) -> None:
-        """Wait until no answer is owed, and nobody waits for tokens of a text. The caller bounds the wait."""
+        """Wait until no answer is owed, and nobody waits for tokens of a text. The caller bounds the wait.
+
+        Who is being taken in is told, with its prompt turned into tokens, that it comes too late: so it is waited for.
+        """
+        await self.room.all_out()
         await self.owed.all_ended()
         await self.texts.all_out()
 

@@ -7,29 +7,49 @@ from contextlib import contextmanager
 from shared.errors import Overloaded
 
 
+class Inside:
+    """Counts who is inside, and lets others wait until nobody is."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def all_out(self) -> None:
+        """Wait until nobody is inside. The caller bounds the wait."""
+        await self._is_empty.wait()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count one more."""
+        self._count += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._is_empty.set()
+
+
 class Door:
     """Lets at most ``bound`` newcomers in at a time; the others are told at once."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self._passing = 0
-        self._nobody_passes = asyncio.Event()
-        self._nobody_passes.set()
+        self._inside = Inside()
 
     async def all_out(self) -> None:
         """Wait until nobody is inside. The caller bounds the wait."""
-        await self._nobody_passes.wait()
+        await self._inside.all_out()
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Count a newcomer while it is inside. Raises Overloaded if there are as many as may be."""
-        if self._passing >= self._bound:
+        if len(self._inside) >= self._bound:
             raise Overloaded("too many requests at once: try again")
-        self._passing += 1
-        self._nobody_passes.clear()
-        try:
+        with self._inside.one():
             yield
-        finally:
-            self._passing -= 1
-            if not self._passing:
-                self._nobody_passes.set()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from services.gateway.door import Inside
 from shared.errors import BusUnavailable, Overloaded
 
 
@@ -45,6 +46,8 @@ class Room:
         """Returns the length of the line at a moment when nothing is being written; or raises BusUnavailable."""
         self._counts = counts
         self._passing = 0
+        self._inside = Inside()
+        """Who passes, or asks for a place to do so."""
         self._asking: list[_Question] = []
         """At most one of each connection: it brings its next request when this one has been answered."""
         self._is_asked = asyncio.Event()
@@ -59,11 +62,16 @@ class Room:
 
         Nobody should pass who waits for a client: a few that never send what they have announced would fill the line.
         """
-        await self._find(places=1)
-        try:
-            yield
-        finally:
-            self._passing -= 1
+        with self._inside.one():
+            await self._find(places=1)
+            try:
+                yield
+            finally:
+                self._passing -= 1
+
+    async def all_out(self) -> None:
+        """Wait until nobody passes. The caller bounds the wait."""
+        await self._inside.all_out()
 
     async def run(self) -> None:
         """Ask until cancelled, one question at a time."""

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import aiohttp
+import pytest
 
 from services.gateway.service import serve_on
+from services.gateway.tokenizer import ModelTokenizer
 from services.worker.fake_tokenizer import fake_tokenizer_files
 from shared.bus.memory import MemoryBus, MemoryServer
 from shared.bus.port import Part, Write
@@ -47,6 +50,25 @@ class HandClock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class SlowTokenizer:
+    """Holds every text that is turned into tokens, and every one that is made of them, until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.begun = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for name in ("encode", "decode"):
+            monkeypatch.setattr(ModelTokenizer, name, self._held(getattr(ModelTokenizer, name)))
+
+    def _held(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any, **kwargs: Any) -> Any:
+            self._loop.call_soon_threadsafe(self.begun.set)
+            assert self.go_on.wait(WAIT_S)
+            return work(*args, **kwargs)
+
+        return held
 
 
 class FlakyBus(MemoryBus):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from services.gateway import app
 from services.gateway.pool import STALE_S
 from services.gateway.service import serve_on
 from services.worker.fake_tokenizer import fake_tokenizer_files
@@ -16,7 +17,7 @@ from shared.errors import StartupError
 from shared.protocol import names
 from shared.protocol.messages import CancelRequest, PoolReport, SubmitRequest
 from shared.runtime.settings import GatewaySettings
-from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, events, gateway, text_of, until
+from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, SlowTokenizer, events, gateway, text_of, until
 
 
 async def test_ready_says_what_is_missing_until_a_request_would_be_served() -> None:
@@ -116,6 +117,21 @@ async def test_a_drain_lets_running_streams_finish_and_refuses_newcomers() -> No
         await setting.ended
         assert await setting.pool.bus.parts(names.members("gateway", MODEL)) == {}
         assert await setting.pool.nothing_more(), "what ended by itself needs no cancellation"
+
+
+async def test_who_is_being_taken_in_when_the_gateway_stops_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "SHUTDOWN_S", 0.05)  # what handlers get when nothing is waited for any more
+    slow = SlowTokenizer(monkeypatch)
+    async with gateway() as setting, asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(setting.client.complete().__aenter__())
+        await slow.begun.wait()
+        setting.stopping.set()
+        await setting.client.until_ready(status=503)
+        assert not asked.done()
+        slow.go_on.set()
+        async with await asked as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "not_ready"
 
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_and_a_cancellation() -> None:

@@ -1,8 +1,6 @@
 """/tokenize and /detokenize over real HTTP: what the gateway itself makes of texts and tokens."""
 
 import asyncio
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -10,10 +8,9 @@ import pytest
 
 from services.gateway import app
 from services.gateway.token_routes import MAX_CHARACTERS
-from services.gateway.tokenizer import ModelTokenizer
 from services.worker.fake_tokenizer import EOS_ID, VOCABULARY
 from shared.protocol.messages import SubmitRequest
-from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, WAIT_S, Setting, gateway
+from tests.integration.gateway_pool import LENGTH_SERVED, MODEL, Setting, SlowTokenizer, gateway
 
 TEXT = "a \u00e9 \U0001f469\u200d\U0001f680 \u65e5"
 USER = {"role": "user", "content": "hi"}
@@ -107,25 +104,6 @@ async def test_texts_take_no_places_of_requests_that_generate() -> None:
         assert response.status == 200
         response.release()
         assert {(await one)[0] for one in texts} == {200}
-
-
-class SlowTokenizer:
-    """Holds every text that is turned into tokens, and every one that is made of them, until it is told to go on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go_on = threading.Event()
-        self.begun = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        for name in ("encode", "decode"):
-            monkeypatch.setattr(ModelTokenizer, name, self._held(getattr(ModelTokenizer, name)))
-
-    def _held(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def held(*args: Any, **kwargs: Any) -> Any:
-            self._loop.call_soon_threadsafe(self.begun.set)
-            assert self.go_on.wait(WAIT_S)
-            return work(*args, **kwargs)
-
-        return held
 
 
 ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

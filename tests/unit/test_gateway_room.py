@@ -123,6 +123,20 @@ async def test_who_leaves_at_any_moment_takes_no_place_with_it(iterations: int) 
         assert await staying
 
 
+async def test_who_waits_for_all_to_be_out_waits_for_those_who_ask_and_those_who_pass() -> None:
+    async with rig(1) as (made, stack, tasks):
+        await made.room.all_out()
+        made.without_token = 1
+        entering = tasks.create_task(made.enters(stack))
+        question = await made.question()
+        out = tasks.create_task(made.room.all_out())
+        question.set_result(0)
+        assert await entering
+        assert not out.done()
+        await stack.aclose()
+        await asyncio.wait_for(out, WAIT_S)
+
+
 async def test_a_line_that_does_not_answer_is_told_to_all_who_asked() -> None:
     async with rig(1) as (made, stack, tasks):
         made.without_token = 1

@@ -98,8 +98,9 @@ class Writer:
         except BusUnavailable as error:
             if not is_new:
                 raise
-            for request in order.requests:
-                self.owed.fail(request, NotServing(f"the request could not be written: {error}"))
+            log.warning("request_not_written", requests=len(order.requests), error=str(error))
+            for request in order.requests:  # not in the bus's words: they tell where it is
+                self.owed.fail(request, NotServing("Redis does not answer: the request could not be written"))
             return
         if entries is None:
             self._refuse(order)

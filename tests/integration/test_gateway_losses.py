@@ -151,6 +151,8 @@ async def test_a_new_request_that_cannot_be_written_is_a_503_and_what_may_have_b
             async with setting.client.complete(stream=True) as response:
                 assert response.status == 503
                 assert "Retry-After" in response.headers
+                told = (await response.json())["error"]["message"]
+                assert told == "Redis does not answer: the request could not be written"
             setting.bus.writes = "pass"
             assert (await setting.pool.next(CancelRequest)).attempt == 1
 

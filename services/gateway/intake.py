@@ -81,7 +81,7 @@ class Intake:
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[int], None]]:
-        """Count a body while it is here. What is handed out is told its length; it raises Overloaded."""
+        """Count a body while it is here. What is handed out takes its length; raises Overloaded if there is no room."""
         counted = 0
 
         def count(length: int) -> None:

@@ -1,50 +1,24 @@
 """Black-box cases of the shape of a stream, by number, against `slipstream up` with the default model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.end_to_end.asking import CHAT, COMPLETIONS, session_of
-from tests.integration.gateway_pool import events
-from tests.integration.processes import Up, slipstream_up
+from tests.end_to_end.answers import CHAT, COMPLETIONS, whole
+from tests.end_to_end.answers import chunks as chunks_of
+from tests.integration.processes import Up
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
-NAME = "SmolLM2-135M-Instruct"
 Fields = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def up(model_folder: Path) -> Iterator[Up]:
-    assert model_folder.is_dir()  # fetched and converted, so that this start is a second one
-    with TemporaryDirectory() as folder, slipstream_up(Path(folder), "--dtype", "float32") as running:
-        yield running.until_ready(within_s=120)
-
-
-@pytest.fixture
-async def session(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
-    async with session_of(up, timeout_s=120) as opened:
-        yield opened
-
-
-async def whole(session: aiohttp.ClientSession, path: str, fields: Fields) -> Fields:
-    async with session.post(path, json={"model": NAME, **fields}) as response:
-        assert response.status == 200, await response.text()
-        answer: Fields = await response.json()
-        return answer
-
-
-async def streamed(session: aiohttp.ClientSession, path: str, fields: Fields) -> list[Any]:
-    """Return the chunks of a stream that ends with its end mark."""
-    async with session.post(path, json={"model": NAME, "stream": True, **fields}) as response:
-        assert (response.status, response.content_type) == (200, "text/event-stream"), await response.text()
-        return await events(response)
+def up(float32_up: Up) -> Up:
+    return float32_up
 
 
 # -- BB-17: what every chunk carries ----------------------------------------------------------------------------------
@@ -63,7 +37,7 @@ async def test_bb_17_chunks_share_a_head_begin_with_the_role_end_with_one_reason
     session: aiohttp.ClientSession, options: Fields | None
 ) -> None:
     asked = QUESTION if options is None else {**QUESTION, "stream_options": options}
-    answer, chunks = await asyncio.gather(whole(session, CHAT, QUESTION), streamed(session, CHAT, asked))
+    answer, chunks = await asyncio.gather(whole(session, CHAT, **QUESTION), chunks_of(session, CHAT, **asked))
     assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
     with_choices = [chunk for chunk in chunks if chunk["choices"]]
     choices = [choice for chunk in with_choices for choice in chunk["choices"]]
@@ -101,7 +75,7 @@ CUT_OFF = "\ufffd"
 
 
 async def ids_of(session: aiohttp.ClientSession, text: str) -> list[int]:
-    answer = await whole(session, "/tokenize", {"prompt": text, "add_special_tokens": False})
+    answer = await whole(session, "/tokenize", prompt=text, add_special_tokens=False)
     found: list[int] = answer["tokens"]
     return found
 
@@ -112,7 +86,9 @@ async def check_copy(session: aiohttp.ClientSession, before: str, rest: str, mos
 
     async def check(tokens: int) -> str:
         asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        answer, chunks = await asyncio.gather(whole(session, COMPLETIONS, asked), streamed(session, COMPLETIONS, asked))
+        answer, chunks = await asyncio.gather(
+            whole(session, COMPLETIONS, **asked), chunks_of(session, COMPLETIONS, **asked)
+        )
         text: str = answer["choices"][0]["text"]
         pieces = [choice["text"] for chunk in chunks for choice in chunk["choices"]]
         assert "".join(pieces) == text

@@ -164,7 +164,7 @@ async def test_a_part_is_in_a_session_of_its_own_so_that_a_terminal_cannot_end_i
 async def test_kill_9_of_the_supervisor_leaves_no_process() -> None:
     mark = f"SLIPSTREAM_TEST_MARK={secrets.token_hex(8)}"
     script = textwrap.dedent("""
-        import asyncio, os
+        import asyncio, os, sys
         from services.supervision import Part, Supervisor
         from shared.runtime.clock import monotonic
 
@@ -172,7 +172,9 @@ async def test_kill_9_of_the_supervisor_leaves_no_process() -> None:
             supervisor = Supervisor(asyncio.Event(), None, monotonic)
             async with asyncio.TaskGroup() as tasks:
                 for word in "first", "second":
-                    part = Part(word, ("/bin/sh", "-c", f"echo {word}; exec sleep 60"), dict(os.environ), output=1)
+                    # no exec once it has spoken: a process has no environment for a moment then, and cannot be seen
+                    stays = f"import time; print('{word}', flush=True); time.sleep(60)"
+                    part = Part(word, (sys.executable, "-c", stays), dict(os.environ), output=1)
                     supervisor.keep(tasks, part)
 
         asyncio.run(main())
@@ -185,9 +187,10 @@ async def test_kill_9_of_the_supervisor_leaves_no_process() -> None:
     ) as process:
         assert process.stdout is not None
         said = {process.stdout.readline(), process.stdout.readline()}
-        assert said == {b"first\n", b"second\n"}
-        assert len(marked_with(mark)) == 3  # what cannot be seen is gone too easily
+        marked = marked_with(mark)
         process.kill()
+    assert said == {b"first\n", b"second\n"}
+    assert len(marked) == 3  # what cannot be seen is gone too easily
     assert all_gone(mark)
 
 
